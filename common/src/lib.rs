@@ -1,1 +1,80 @@
+//! What the BPF programs and the agent agree on: the keys and values of the
+//! maps, their names and capacities, and the counters.
+//!
+//! Rules, each checked by an assertion or a test in this crate:
+//! - Every map type is `#[repr(C)]` and has no implicit padding, so that equal
+//!   keys are equal bytes. Spare bytes are named `reserved` and are zero.
+//! - Addresses and ports are byte arrays in network byte order. An IPv4 address
+//!   is kept as its IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2): one
+//!   key form for both families, and a socket that uses mapped addresses needs
+//!   no case of its own.
+//! - A change of any layout raises [`LAYOUT_VERSION`], which is part of the pin
+//!   path, so that programs and maps of two layouts never meet.
 #![no_std]
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+pub mod address;
+mod counter;
+mod node;
+#[cfg(feature = "user")]
+mod pod;
+mod route;
+mod socket;
+
+pub use counter::Counter;
+pub use node::{Heartbeat, Node};
+pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
+pub use socket::{Connection, Role, SocketEntry, SocketKey};
+
+/// Version of the map layouts; part of the pin path.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// The most tiers that a Service port can have: node, zone, cluster.
+pub const MAX_TIERS: usize = 3;
+
+/// An address that no host has (192.0.2.0/24 is TEST-NET-1, RFC 5737). A TCP
+/// connect to it is counted as [`Counter::SelfCheck`] and refused, by which the
+/// agent proves that its programs see the connects made below their cgroup.
+pub const SELF_CHECK_ADDRESS: [u8; 16] = address::mapped([192, 0, 2, 1]);
+
+/// The port that goes with [`SELF_CHECK_ADDRESS`] (discard).
+pub const SELF_CHECK_PORT: [u8; 2] = 9_u16.to_be_bytes();
+
+/// Names of the maps, as pinned and as bpftool shows them. The kernel keeps at
+/// most 15 bytes of a name (`BPF_OBJ_NAME_LEN` in `include/uapi/linux/bpf.h`).
+pub mod map {
+    /// [`ServiceKey`](crate::ServiceKey) → [`ServiceEntry`](crate::ServiceEntry).
+    pub const SERVICES: &str = "services";
+    /// [`SlotKey`](crate::SlotKey) → [`Slot`](crate::Slot).
+    pub const SLOTS: &str = "slots";
+    /// [`ServiceKey`](crate::ServiceKey) → [`ServiceName`](crate::ServiceName); only people read it.
+    pub const NAMES: &str = "names";
+    /// One [`Node`](crate::Node); only people read it.
+    pub const NODE: &str = "node";
+    /// One [`Heartbeat`](crate::Heartbeat).
+    pub const HEARTBEAT: &str = "heartbeat";
+    /// One `u64` for each [`Counter`](crate::Counter) and CPU.
+    pub const COUNTERS: &str = "counters";
+    /// Socket storage: [`Connection`](crate::Connection).
+    pub const CONNECTIONS: &str = "connections";
+    /// Address (16 bytes) → cookie of the network namespace that connects from it.
+    pub const NAMESPACES: &str = "namespaces";
+    /// Socket storage: the socket's own [`SocketKey`](crate::SocketKey).
+    pub const SOCKET_KEYS: &str = "socket_keys";
+    /// [`SocketKey`](crate::SocketKey) → [`SocketEntry`](crate::SocketEntry).
+    pub const SOCKETS: &str = "sockets";
+    /// [`SocketKey`](crate::SocketKey) → the socket, for redirection.
+    pub const SPLICE: &str = "splice";
+}
+
+/// Capacities of the maps, in entries.
+pub mod capacity {
+    /// Service ports of both families.
+    pub const SERVICES: usize = 32_768;
+    /// Endpoints, once for each tier that holds them.
+    pub const SLOTS: usize = 524_288;
+    /// Addresses on this node that clients of spliced Services connect from.
+    pub const NAMESPACES: usize = 4_096;
+    /// Sockets that are registered for splicing.
+    pub const SOCKETS: usize = 65_536;
+}

@@ -1,0 +1,27 @@
+//! Lets aya copy the map types to and from the kernel.
+
+use crate::{
+    Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketEntry, SocketKey,
+};
+
+macro_rules! pod {
+    ($($type:ty),+ $(,)?) => {
+        $(
+            // SAFETY: the type is repr(C), Copy, made of integers and arrays of
+            // them, and has no padding (asserted beside its definition).
+            unsafe impl aya::Pod for $type {}
+        )+
+    };
+}
+
+pod!(
+    Heartbeat,
+    Node,
+    ServiceEntry,
+    ServiceKey,
+    ServiceName,
+    Slot,
+    SlotKey,
+    SocketEntry,
+    SocketKey,
+);

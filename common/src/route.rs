@@ -1,0 +1,346 @@
+//! The routing table: `services`, `slots` and `names`.
+//!
+//! A Service port is one [`ServiceEntry`] that points at a run of [`Slot`]s by
+//! a table id. An update writes the slots under a fresh table id and then
+//! replaces the entry, so that no reader sees a mixture of two sets.
+
+use core::net::IpAddr;
+
+use crate::{MAX_TIERS, address};
+
+/// What a client connects to: ClusterIP, port, protocol.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct ServiceKey {
+    address: [u8; 16],
+    port: [u8; 2],
+    /// An IP protocol number: 6 or 17.
+    protocol: u8,
+    reserved: u8,
+}
+
+/// How to choose an endpoint of a Service port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ServiceEntry {
+    /// The first half of the keys of this entry's slots.
+    table_id: u32,
+    /// [`Flags`].
+    flags: u8,
+    /// How many of `tiers` are in use.
+    tier_count: u8,
+    /// What was preferred; only people read it.
+    prefer: u8,
+    reserved: u8,
+    /// Session affinity by client, in seconds; 0 is none.
+    affinity_seconds: u32,
+    /// The first tier with an endpoint is used.
+    tiers: [TierRange; MAX_TIERS],
+}
+
+/// A run of slots.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct TierRange {
+    /// Index of the first slot.
+    start: u32,
+    /// Number of slots.
+    count: u32,
+    /// What bounds the set; an index of the scope counters.
+    scope: u32,
+}
+
+/// Bits of [`ServiceEntry::flags`].
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// Known, but nothing usable: refuse the connect.
+    pub const REFUSE: u8 = 1 << 0;
+    /// Known, but not decided: kube-proxy answers.
+    pub const PASS: u8 = 1 << 1;
+    /// Splice connections to endpoints on this node.
+    pub const SPLICE: u8 = 1 << 2;
+}
+
+/// Key of a [`Slot`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct SlotKey {
+    table_id: u32,
+    index: u32,
+}
+
+/// One endpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Slot {
+    address: [u8; 16],
+    port: [u8; 2],
+    /// 1 if the endpoint is on this node.
+    local: u8,
+    reserved: u8,
+}
+
+/// The name of a Service port, for people. Each part is padded with zeros;
+/// Kubernetes allows 63 bytes for each (RFC 1123 labels).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ServiceName {
+    namespace: [u8; 64],
+    service: [u8; 64],
+    port: [u8; 64],
+}
+
+const _: () = assert!(size_of::<ServiceKey>() == 20 && align_of::<ServiceKey>() == 1);
+const _: () = assert!(size_of::<ServiceEntry>() == 48 && align_of::<ServiceEntry>() == 4);
+const _: () = assert!(size_of::<TierRange>() == 12);
+const _: () = assert!(size_of::<SlotKey>() == 8 && align_of::<SlotKey>() == 4);
+const _: () = assert!(size_of::<Slot>() == 20 && align_of::<Slot>() == 1);
+const _: () = assert!(size_of::<ServiceName>() == 192);
+
+impl ServiceKey {
+    /// TCP's IP protocol number.
+    pub const TCP: u8 = 6;
+    /// UDP's IP protocol number.
+    pub const UDP: u8 = 17;
+
+    /// From the bytes that a hook sees.
+    #[inline(always)]
+    pub const fn new(address: [u8; 16], port: [u8; 2], protocol: u8) -> Self {
+        Self {
+            address,
+            port,
+            protocol,
+            reserved: 0,
+        }
+    }
+
+    /// From an address and a port in host byte order.
+    pub const fn from_parts(address: IpAddr, port: u16, protocol: u8) -> Self {
+        Self::new(address::from_ip(address), port.to_be_bytes(), protocol)
+    }
+
+    /// The ClusterIP's bytes.
+    #[inline(always)]
+    pub const fn address(&self) -> &[u8; 16] {
+        &self.address
+    }
+
+    /// The port, network byte order.
+    #[inline(always)]
+    pub const fn port(&self) -> [u8; 2] {
+        self.port
+    }
+
+    /// The IP protocol number.
+    #[inline(always)]
+    pub const fn protocol(&self) -> u8 {
+        self.protocol
+    }
+}
+
+impl ServiceEntry {
+    /// An entry whose slots are `table_id`, 0, 1, ….
+    pub const fn new(
+        table_id: u32,
+        flags: Flags,
+        prefer: u8,
+        affinity_seconds: u32,
+        tier_count: u8,
+        tiers: [TierRange; MAX_TIERS],
+    ) -> Self {
+        Self {
+            table_id,
+            flags: flags.0,
+            tier_count,
+            prefer,
+            reserved: 0,
+            affinity_seconds,
+            tiers,
+        }
+    }
+
+    /// The first half of the keys of this entry's slots.
+    #[inline(always)]
+    pub const fn table_id(&self) -> u32 {
+        self.table_id
+    }
+
+    /// Whether any of the bits of `flag` is set.
+    #[inline(always)]
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// What was preferred.
+    pub const fn prefer(&self) -> u8 {
+        self.prefer
+    }
+
+    /// Session affinity in seconds; 0 is none.
+    #[inline(always)]
+    pub const fn affinity_seconds(&self) -> u32 {
+        self.affinity_seconds
+    }
+
+    /// All tiers, those in use first; the others are empty.
+    #[inline(always)]
+    pub const fn tiers(&self) -> &[TierRange; MAX_TIERS] {
+        &self.tiers
+    }
+
+    /// How many tiers are in use.
+    pub const fn tier_count(&self) -> u8 {
+        self.tier_count
+    }
+}
+
+impl TierRange {
+    /// A run of `count` slots from `start`; `scope` is what bounds it.
+    pub const fn new(start: u32, count: u32, scope: u32) -> Self {
+        Self {
+            start,
+            count,
+            scope,
+        }
+    }
+
+    /// Index of the first slot.
+    #[inline(always)]
+    pub const fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// Number of slots.
+    #[inline(always)]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// What bounds the set.
+    #[inline(always)]
+    pub const fn scope(&self) -> u32 {
+        self.scope
+    }
+}
+
+impl SlotKey {
+    /// Slot `index` of table `table_id`.
+    #[inline(always)]
+    pub const fn new(table_id: u32, index: u32) -> Self {
+        Self { table_id, index }
+    }
+
+    /// The table.
+    pub const fn table_id(&self) -> u32 {
+        self.table_id
+    }
+
+    /// The place in the table.
+    pub const fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+impl Slot {
+    /// From an address and a port in host byte order.
+    pub const fn new(address: IpAddr, port: u16, local: bool) -> Self {
+        Self {
+            address: address::from_ip(address),
+            port: port.to_be_bytes(),
+            local: local as u8,
+            reserved: 0,
+        }
+    }
+
+    /// The endpoint's address.
+    #[inline(always)]
+    pub const fn address(&self) -> &[u8; 16] {
+        &self.address
+    }
+
+    /// The endpoint's port, network byte order.
+    #[inline(always)]
+    pub const fn port(&self) -> [u8; 2] {
+        self.port
+    }
+
+    /// Whether the endpoint is on this node.
+    #[inline(always)]
+    pub const fn is_local(&self) -> bool {
+        self.local != 0
+    }
+}
+
+impl ServiceName {
+    /// Parts longer than 63 bytes are cut.
+    pub fn new(namespace: &str, service: &str, port: &str) -> Self {
+        Self {
+            namespace: padded(namespace),
+            service: padded(service),
+            port: padded(port),
+        }
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        text(&self.namespace)
+    }
+
+    /// The Service.
+    pub fn service(&self) -> &str {
+        text(&self.service)
+    }
+
+    /// The port name; empty for an unnamed port.
+    pub fn port(&self) -> &str {
+        text(&self.port)
+    }
+}
+
+/// Zero-padded bytes of a text, cut to leave one zero.
+pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let length = text.len().min(N - 1);
+    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+/// The text before the first zero; empty if it is not UTF-8.
+pub(crate) fn text(bytes: &[u8]) -> &str {
+    let length = bytes
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(bytes.len());
+    core::str::from_utf8(&bytes[..length]).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_key_is_address_port_protocol_zero() {
+        let key = ServiceKey::from_parts("10.96.0.10".parse().unwrap(), 80, ServiceKey::TCP);
+        // SAFETY: ServiceKey is repr(C) with alignment 1 and no padding.
+        let bytes: [u8; 20] = unsafe { core::mem::transmute(key) };
+        let expected = [
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 96, 0, 10, 0, 80, 6, 0,
+        ];
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn a_name_comes_back_and_is_cut_at_63_bytes() {
+        let long = "a".repeat(70);
+        let name = ServiceName::new("shop", &long, "");
+        assert_eq!(
+            (name.namespace(), name.service().len(), name.port()),
+            ("shop", 63, "")
+        );
+    }
+
+    extern crate std;
+    use std::prelude::v1::*;
+}

@@ -1,0 +1,242 @@
+//! Sockets: what the connect hook remembers, and the two ends of a pair.
+
+use crate::{ServiceKey, address};
+
+/// Socket storage of a client: where it meant to go and where it went.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Connection {
+    /// The ClusterIP and port that the application connected to.
+    service: ServiceKey,
+    /// The endpoint that took their place. The record counts only while the
+    /// socket's peer is this one.
+    endpoint: [u8; 16],
+    endpoint_port: [u8; 2],
+    /// 1 if the connection is to be spliced.
+    splice: u8,
+    reserved: u8,
+}
+
+/// Names one socket of a same-node connection, and never two.
+///
+/// The sequence numbers are those right after the handshake: `local_seq` is
+/// `snd_una` (ISS + 1), `remote_seq` is `rcv_nxt` (IRS + 1). They tell apart
+/// two connections that use the same addresses one after the other, and the
+/// namespace cookie those that use the same loopback addresses at once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct SocketKey {
+    /// Cookie of the socket's network namespace (`bpf_get_netns_cookie`).
+    netns_cookie: u64,
+    local: [u8; 16],
+    remote: [u8; 16],
+    local_seq: u32,
+    remote_seq: u32,
+    local_port: [u8; 2],
+    remote_port: [u8; 2],
+    reserved: [u8; 4],
+}
+
+/// One end of a same-node connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SocketEntry {
+    /// Address of the kernel's `struct tcp_sock`, only ever read through
+    /// `bpf_probe_read_kernel`.
+    tcp_sock: u64,
+    /// The same of the peer; 0 until the pair is found.
+    pub peer_tcp_sock: u64,
+    /// Namespace of the peer; 0 until the pair is found.
+    pub peer_netns_cookie: u64,
+    /// Messages that this end put on the peer's receive queue.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The Service port that the client connected to.
+    service: ServiceKey,
+    /// [`Role`] of this end.
+    role: u8,
+    reserved: [u8; 3],
+}
+
+/// Which end of the connection a socket is.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Role {
+    /// It connected.
+    Client = 0,
+    /// It was accepted.
+    Server = 1,
+}
+
+const _: () = assert!(size_of::<Connection>() == 40 && align_of::<Connection>() == 1);
+const _: () = assert!(size_of::<SocketKey>() == 56 && align_of::<SocketKey>() == 8);
+const _: () = assert!(size_of::<SocketEntry>() == 64 && align_of::<SocketEntry>() == 8);
+
+impl Connection {
+    /// A connect to `service` that was sent to `endpoint`.
+    #[inline(always)]
+    pub const fn new(
+        service: ServiceKey,
+        endpoint: [u8; 16],
+        endpoint_port: [u8; 2],
+        splice: bool,
+    ) -> Self {
+        Self {
+            service,
+            endpoint,
+            endpoint_port,
+            splice: splice as u8,
+            reserved: 0,
+        }
+    }
+
+    /// What the application connected to.
+    #[inline(always)]
+    pub const fn service(&self) -> &ServiceKey {
+        &self.service
+    }
+
+    /// Whether the record is about a connection to this peer.
+    #[inline(always)]
+    pub fn is_about(&self, peer: &[u8; 16], port: [u8; 2]) -> bool {
+        self.endpoint == *peer && self.endpoint_port == port
+    }
+
+    /// Whether the connection is to be spliced.
+    #[inline(always)]
+    pub const fn wants_splice(&self) -> bool {
+        self.splice != 0
+    }
+}
+
+impl SocketKey {
+    /// See the type for what the sequence numbers are; ports are in network
+    /// byte order.
+    #[inline(always)]
+    pub const fn new(
+        netns_cookie: u64,
+        local: ([u8; 16], [u8; 2]),
+        remote: ([u8; 16], [u8; 2]),
+        local_seq: u32,
+        remote_seq: u32,
+    ) -> Self {
+        Self {
+            netns_cookie,
+            local: local.0,
+            remote: remote.0,
+            local_seq,
+            remote_seq,
+            local_port: local.1,
+            remote_port: remote.1,
+            reserved: [0; 4],
+        }
+    }
+
+    /// The key of the other end, which lives in namespace `netns_cookie`.
+    #[inline(always)]
+    pub const fn peer(&self, netns_cookie: u64) -> Self {
+        Self::new(
+            netns_cookie,
+            (self.remote, self.remote_port),
+            (self.local, self.local_port),
+            self.remote_seq,
+            self.local_seq,
+        )
+    }
+
+    /// The socket's network namespace.
+    #[inline(always)]
+    pub const fn netns_cookie(&self) -> u64 {
+        self.netns_cookie
+    }
+
+    /// The socket's own address.
+    #[inline(always)]
+    pub const fn local(&self) -> &[u8; 16] {
+        &self.local
+    }
+
+    /// The peer's address.
+    #[inline(always)]
+    pub const fn remote(&self) -> &[u8; 16] {
+        &self.remote
+    }
+
+    /// Own address and port, for people.
+    pub fn local_address(&self) -> core::net::SocketAddr {
+        (
+            address::to_ip(&self.local),
+            u16::from_be_bytes(self.local_port),
+        )
+            .into()
+    }
+
+    /// The peer's address and port, for people.
+    pub fn remote_address(&self) -> core::net::SocketAddr {
+        (
+            address::to_ip(&self.remote),
+            u16::from_be_bytes(self.remote_port),
+        )
+            .into()
+    }
+}
+
+impl SocketEntry {
+    /// A socket whose peer is not known yet.
+    #[inline(always)]
+    pub const fn new(tcp_sock: u64, service: ServiceKey, role: Role) -> Self {
+        Self {
+            tcp_sock,
+            peer_tcp_sock: 0,
+            peer_netns_cookie: 0,
+            messages: 0,
+            bytes: 0,
+            service,
+            role: role as u8,
+            reserved: [0; 3],
+        }
+    }
+
+    /// Address of the kernel's `struct tcp_sock`.
+    #[inline(always)]
+    pub const fn tcp_sock(&self) -> u64 {
+        self.tcp_sock
+    }
+
+    /// The Service port that the client connected to.
+    #[inline(always)]
+    pub const fn service(&self) -> &ServiceKey {
+        &self.service
+    }
+
+    /// Which end this is.
+    pub const fn role(&self) -> Role {
+        if self.role == Role::Server as u8 {
+            Role::Server
+        } else {
+            Role::Client
+        }
+    }
+
+    /// Whether the peer is known.
+    #[inline(always)]
+    pub const fn is_paired(&self) -> bool {
+        self.peer_tcp_sock != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_of_the_peer_is_the_socket_itself() {
+        let local = (address::mapped([10, 0, 0, 1]), [1, 2]);
+        let remote = (address::mapped([10, 0, 0, 2]), [3, 4]);
+        let key = SocketKey::new(7, local, remote, 100, 200);
+        let peer = key.peer(8);
+        assert_eq!(peer, SocketKey::new(8, remote, local, 200, 100));
+        assert_eq!(peer.peer(7), key);
+    }
+}
