@@ -23,8 +23,8 @@ pub struct ServiceKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ServiceEntry {
-    /// The first half of the keys of this entry's slots.
-    table_id: u32,
+    /// The first half of the keys of this entry's slots. Never used twice.
+    table_id: u64,
     /// [`Flags`].
     flags: u8,
     /// How many of `tiers` are in use.
@@ -36,6 +36,7 @@ pub struct ServiceEntry {
     affinity_seconds: u32,
     /// The first tier with an endpoint is used.
     tiers: [TierRange; MAX_TIERS],
+    reserved_end: [u8; 4],
 }
 
 /// A run of slots.
@@ -67,8 +68,9 @@ impl Flags {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct SlotKey {
-    table_id: u32,
+    table_id: u64,
     index: u32,
+    reserved: [u8; 4],
 }
 
 /// One endpoint.
@@ -93,9 +95,9 @@ pub struct ServiceName {
 }
 
 const _: () = assert!(size_of::<ServiceKey>() == 20 && align_of::<ServiceKey>() == 1);
-const _: () = assert!(size_of::<ServiceEntry>() == 48 && align_of::<ServiceEntry>() == 4);
+const _: () = assert!(size_of::<ServiceEntry>() == 56 && align_of::<ServiceEntry>() == 8);
 const _: () = assert!(size_of::<TierRange>() == 12);
-const _: () = assert!(size_of::<SlotKey>() == 8 && align_of::<SlotKey>() == 4);
+const _: () = assert!(size_of::<SlotKey>() == 16 && align_of::<SlotKey>() == 8);
 const _: () = assert!(size_of::<Slot>() == 20 && align_of::<Slot>() == 1);
 const _: () = assert!(size_of::<ServiceName>() == 192);
 
@@ -143,7 +145,7 @@ impl ServiceKey {
 impl ServiceEntry {
     /// An entry whose slots are `table_id`, 0, 1, ….
     pub const fn new(
-        table_id: u32,
+        table_id: u64,
         flags: Flags,
         prefer: u8,
         affinity_seconds: u32,
@@ -158,12 +160,13 @@ impl ServiceEntry {
             reserved: 0,
             affinity_seconds,
             tiers,
+            reserved_end: [0; 4],
         }
     }
 
     /// The first half of the keys of this entry's slots.
     #[inline(always)]
-    pub const fn table_id(&self) -> u32 {
+    pub const fn table_id(&self) -> u64 {
         self.table_id
     }
 
@@ -228,12 +231,12 @@ impl TierRange {
 impl SlotKey {
     /// Slot `index` of table `table_id`.
     #[inline(always)]
-    pub const fn new(table_id: u32, index: u32) -> Self {
-        Self { table_id, index }
+    pub const fn new(table_id: u64, index: u32) -> Self {
+        Self { table_id, index, reserved: [0; 4] }
     }
 
     /// The table.
-    pub const fn table_id(&self) -> u32 {
+    pub const fn table_id(&self) -> u64 {
         self.table_id
     }
 

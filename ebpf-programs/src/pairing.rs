@@ -157,10 +157,7 @@ fn client_namespace(ctx: &SockOpsContext) -> Option<u64> {
 fn own_key(ctx: &SockOpsContext) -> SocketKey {
     // SAFETY: the kernel passes a valid context.
     let ops = unsafe { &*ctx.ops };
-    let local = match ctx.family() {
-        AF_INET => address::mapped(ops.local_ip4.to_ne_bytes()),
-        _ => bytes(ops.local_ip6),
-    };
+    let local = address_of(ctx.family(), &ops.local_ip4, &ops.local_ip6);
     SocketKey::new(
         netns_cookie(ctx),
         // local_port is in host byte order, unlike remote_port.
@@ -173,9 +170,26 @@ fn own_key(ctx: &SockOpsContext) -> SocketKey {
 
 #[inline(always)]
 fn remote_ip(ctx: &SockOpsContext) -> [u8; 16] {
-    match ctx.family() {
-        AF_INET => address::mapped(ctx.remote_ip4().to_ne_bytes()),
-        _ => bytes(ctx.remote_ip6()),
+    // SAFETY: the kernel passes a valid context.
+    let ops = unsafe { &*ctx.ops };
+    address_of(ctx.family(), &ops.remote_ip4, &ops.remote_ip6)
+}
+
+/// Reads both families' fields and then chooses: if it chose first, the compiler
+/// would load through a computed pointer into the context, which the verifier
+/// forbids ("dereference of modified ctx ptr").
+#[inline(always)]
+fn address_of(family: u32, v4: &u32, v6: &[u32; 4]) -> [u8; 16] {
+    let read = |word: &u32| {
+        let word: *const u32 = word;
+        // SAFETY: `word` points into the context.
+        unsafe { word.read_volatile() }
+    };
+    let v4 = read(v4);
+    let v6 = [read(&v6[0]), read(&v6[1]), read(&v6[2]), read(&v6[3])];
+    match family {
+        AF_INET => address::mapped(v4.to_ne_bytes()),
+        _ => bytes(v6),
     }
 }
 

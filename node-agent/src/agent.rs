@@ -1,0 +1,281 @@
+//! The agent: events in, map writes out.
+//!
+//! Everything that waits is here and in [`watch`]; everything that
+//! decides is in [`state`](crate::state), [`plan`](crate::plan) and
+//! [`diff`](crate::diff). The order at the start:
+//! 1. load the programs and adopt the pinned maps, whatever is in them;
+//! 2. wait for the first full list of objects, and prune nothing before;
+//! 3. write the differences, and the first heartbeat;
+//! 4. attach, or replace the programs inside the links that are there.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use shunt_common::Heartbeat;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, sleep_until};
+use tracing::{debug, error, info, warn};
+
+use crate::apply::{Applier, WriteError};
+use crate::bpf::{
+    Cgroup, CgroupError, Features, KernelMaps, LoadError, Loaded, Loader, MissingFeature, Pins,
+    PinsError, ReadError, Splicing, check_privileges, self_check,
+};
+use crate::diff::diff;
+use crate::plan::{Policy, plan};
+use crate::state::{Event, State};
+use crate::watch::{self, Source, WatchError};
+
+/// How often the heartbeat is written.
+const BEAT: Duration = Duration::from_secs(1);
+/// Wait before failed writes are tried again; doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(250);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Batches of events that wait for the agent.
+const QUEUE: usize = 64;
+
+/// What the agent is told to do.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The node that it runs on.
+    pub node_name: String,
+    /// Where Services, EndpointSlices and Nodes come from.
+    pub source: Source,
+    /// What to prefer.
+    pub policy: Policy,
+    /// The cgroup to attach to; the machine's root by default.
+    pub cgroup: Option<PathBuf>,
+    /// Where to pin.
+    pub pins: Pins,
+    /// The programs pass everything once the heartbeat is older than this.
+    pub stale_after: Duration,
+}
+
+/// Why the agent can't start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Something that shunt can't do without.
+    #[error(transparent)]
+    Missing(#[from] MissingFeature),
+    /// The pins can't be used.
+    #[error(transparent)]
+    Pins(#[from] PinsError),
+    /// The cgroup can't be used.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The programs can't be loaded or attached.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The maps can't be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The heartbeat can't be written.
+    #[error("cannot write the heartbeat")]
+    Heartbeat(#[source] WriteError),
+    /// The source of objects ended.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// Signals can't be caught.
+    #[error("cannot catch signals")]
+    Signal(#[source] std::io::Error),
+}
+
+/// Runs until SIGTERM or SIGINT. Maps and links stay pinned.
+pub async fn run(config: Config) -> Result<(), AgentError> {
+    check_privileges()?;
+    let features = Features::probe();
+    let cgroup = Cgroup::find(config.cgroup.as_deref())?;
+    config.pins.create()?;
+    let _lock = config.pins.lock()?;
+    let mut agent = Agent::start(&config, &features, cgroup)?;
+
+    let (sender, mut events) = mpsc::channel(QUEUE);
+    let mut source = tokio::spawn(watch::run(config.source.clone(), config.node_name.clone(), sender));
+    let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signal)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signal)?;
+    let mut beat = interval(BEAT);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+
+    loop {
+        let wake = agent.next_wake();
+        tokio::select! {
+            Some(batch) = events.recv() => {
+                agent.observe(batch);
+                while let Ok(batch) = events.try_recv() {
+                    agent.observe(batch);
+                }
+                agent.reconcile()?;
+            }
+            () = sleep_until(wake.into()) => agent.reconcile()?,
+            _ = beat.tick() => agent.beat()?,
+            ended = &mut source => return Err(source_ended(ended).into()),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    info!(
+        stale_after = %humantime::format_duration(config.stale_after),
+        "stopped; the routes stay in force until they are stale, then kube-proxy answers"
+    );
+    Ok(())
+}
+
+/// Reads the kernel's side once and then follows the events.
+struct Agent<'a> {
+    config: &'a Config,
+    cgroup: Cgroup,
+    loaded: Loaded,
+    maps: KernelMaps,
+    applier: Applier,
+    state: State,
+    attached: bool,
+    started: Instant,
+    /// Failed writes are due again then.
+    retry_at: Option<Instant>,
+    retry_wait: Duration,
+    /// Slots to be deleted are due then.
+    retire_at: Option<Instant>,
+}
+
+impl<'a> Agent<'a> {
+    fn start(config: &'a Config, features: &Features, cgroup: Cgroup) -> Result<Self, AgentError> {
+        let loaded = Loader::new(&config.pins, features).load()?;
+        if let Splicing::Unavailable(reason) = loaded.splicing() {
+            warn!(%reason, "splicing is off; connections are still routed");
+        }
+        if !loaded.can_refuse() {
+            warn!("this kernel cannot refuse connects (bpf_set_retval, Linux 5.18): kube-proxy does");
+        }
+        let maps = KernelMaps::open(&config.pins)?;
+        let now = Instant::now();
+        let applier = Applier::adopt(&maps.snapshot()?, now);
+        info!(
+            node = %config.node_name,
+            pins = %config.pins.directory().display(),
+            cgroup = %cgroup.path().display(),
+            adopted = applier.actual().routes.len(),
+            "started, waiting for the first full list"
+        );
+        Ok(Self {
+            config,
+            cgroup,
+            loaded,
+            maps,
+            applier,
+            state: State::default(),
+            attached: false,
+            started: now,
+            retry_at: None,
+            retry_wait: RETRY_MIN,
+            retire_at: Some(now),
+        })
+    }
+
+    fn observe(&mut self, batch: Vec<Event>) {
+        for event in batch {
+            self.state.apply(event);
+        }
+    }
+
+    /// Makes the maps what the state asks for.
+    fn reconcile(&mut self) -> Result<(), AgentError> {
+        if !self.state.is_synced() {
+            self.retire_at = None;
+            return Ok(());
+        }
+        let now = Instant::now();
+        let desired = plan(&self.state, &self.config.node_name, &self.config.policy);
+        let ops = diff(self.applier.actual(), &desired);
+        if !ops.is_empty() {
+            self.apply(ops, now);
+        }
+        self.delete_retired(now);
+        if !self.attached {
+            self.attach()?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, ops: Vec<crate::diff::Op>, now: Instant) {
+        let applied = self.applier.apply(ops, &mut self.maps, now);
+        debug!(done = applied.done, failed = applied.failed.len(), "applied");
+        let Some((_, error)) = applied.failed.first() else {
+            self.retry_at = None;
+            self.retry_wait = RETRY_MIN;
+            return;
+        };
+        error!(
+            error = %chain(error),
+            failed = applied.failed.len(),
+            retry_in = %humantime::format_duration(self.retry_wait),
+            "some Service ports could not be written"
+        );
+        self.retry_at = Some(now + self.retry_wait);
+        self.retry_wait = (self.retry_wait * 2).min(RETRY_MAX);
+    }
+
+    fn delete_retired(&mut self, now: Instant) {
+        self.retire_at = match self.applier.delete_retired(&mut self.maps, now) {
+            Ok(next) => next,
+            Err(error) => {
+                warn!(error = %chain(&error), "old slots could not be deleted");
+                Some(now + RETRY_MAX)
+            }
+        };
+    }
+
+    fn attach(&mut self) -> Result<(), AgentError> {
+        self.attached = true;
+        self.beat()?;
+        self.loaded.attach(&self.cgroup, &self.config.pins)?;
+        let cgroup = self.cgroup.path().display().to_string();
+        match self_check(&self.maps, &cgroup) {
+            Ok(()) => info!(
+                routes = self.applier.actual().routes.len(),
+                after = ?self.started.elapsed(),
+                "ready: the table is written, the programs are attached and see connects"
+            ),
+            Err(error) => error!(error = %chain(&error), "the self-check failed"),
+        }
+        Ok(())
+    }
+
+    fn beat(&mut self) -> Result<(), AgentError> {
+        // Before the table is written, an old one must not look fresh.
+        if !self.attached {
+            return Ok(());
+        }
+        let stale_after = u64::try_from(self.config.stale_after.as_nanos()).unwrap_or(u64::MAX);
+        let heartbeat = Heartbeat::new(since_boot_ns(), stale_after, std::process::id());
+        self.maps.beat(heartbeat).map_err(AgentError::Heartbeat)
+    }
+
+    /// When something is due even if no event comes.
+    fn next_wake(&self) -> Instant {
+        let far = Instant::now() + RETRY_MAX;
+        [self.retry_at, self.retire_at].into_iter().flatten().min().unwrap_or(far)
+    }
+}
+
+/// Time since boot, suspended time included, as the programs read it with
+/// `bpf_ktime_get_boot_ns`.
+pub fn since_boot_ns() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .map(Duration::from)
+        .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn source_ended(ended: Result<Result<(), WatchError>, tokio::task::JoinError>) -> WatchError {
+    match ended {
+        Ok(Err(error)) => error,
+        Ok(Ok(())) | Err(_) => WatchError::Ended,
+    }
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -1,0 +1,90 @@
+//! What the applier writes to, and what it reads back.
+
+use std::io;
+
+use shunt_common::{Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
+
+/// The maps as [`Applier`](super::Applier) writes them: the kernel's, or ones
+/// in memory that can fail.
+pub trait Maps {
+    /// Writes slots; after an error some of them may have been written.
+    fn put_slots(&mut self, slots: &[(SlotKey, Slot)]) -> Result<(), WriteError>;
+    /// Deletes slots; that one is gone already is no error.
+    fn delete_slots(&mut self, slots: &[SlotKey]) -> Result<(), WriteError>;
+    /// Writes the name of a Service port, and then its entry, which replaces
+    /// an older one at once.
+    fn put_service(
+        &mut self,
+        key: ServiceKey,
+        name: ServiceName,
+        entry: ServiceEntry,
+    ) -> Result<(), WriteError>;
+    /// Deletes the entry of a Service port, and then its name.
+    fn delete_service(&mut self, key: ServiceKey) -> Result<(), WriteError>;
+    /// Writes for which node all of this is.
+    fn put_node(&mut self, node: Node) -> Result<(), WriteError>;
+}
+
+/// The whole content of the maps at one time.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The node that it was planned for.
+    pub node: Node,
+    /// The Service ports.
+    pub records: Vec<Record>,
+    /// Slots that no entry names: an agent died before it deleted them.
+    pub orphans: Vec<SlotKey>,
+}
+
+/// One Service port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Record {
+    /// Its key.
+    pub key: ServiceKey,
+    /// Its name.
+    pub name: ServiceName,
+    /// Its entry.
+    pub entry: ServiceEntry,
+    /// Its slots, by index.
+    pub slots: Vec<Slot>,
+}
+
+/// Why a write failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// No element more fits in.
+    #[error(
+        "the map {map} is full: the Service ports that do not fit in are left to kube-proxy; see \
+         `shunt status` for how full the maps are"
+    )]
+    Full {
+        /// The map.
+        map: &'static str,
+    },
+    /// Anything else.
+    #[error("cannot write to the map {map}")]
+    Kernel {
+        /// The map.
+        map: &'static str,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl WriteError {
+    /// The kernel says that a hash map is full with E2BIG ("argument list too
+    /// long"; `alloc_htab_elem` in `kernel/bpf/hashtab.c`).
+    pub fn new(map: &'static str, source: io::Error) -> Self {
+        if source.raw_os_error() == Some(libc::E2BIG) {
+            return Self::Full { map };
+        }
+        Self::Kernel { map, source }
+    }
+}
+
+impl Default for Snapshot {
+    fn default() -> Self {
+        Self { node: Node::new("", ""), records: Vec::new(), orphans: Vec::new() }
+    }
+}

@@ -1,0 +1,312 @@
+//! Loads the object, adopts pinned maps, attaches and pins the programs.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use aya::maps::{MapInfo, SockHash};
+use aya::programs::links::FdLink;
+use aya::programs::{CgroupAttachMode, Program, ProgramError};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use shunt_common::{
+    Connection, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
+    SocketEntry, SocketKey, map,
+};
+
+use super::cgroup::{Cgroup, CgroupError};
+use super::features::{Features, MissingFeature, Splicing};
+use super::pins::Pins;
+use super::sys;
+
+/// The object that build.rs made.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-bpf.o"));
+
+/// A program and what it is for. They are attached in this order: what a
+/// connect relies on comes before the connect hooks.
+pub(super) struct ProgramRow {
+    pub(super) name: &'static str,
+    for_splicing: bool,
+}
+
+pub(super) const PROGRAMS: [ProgramRow; 6] = [
+    ProgramRow { name: "redirect", for_splicing: true },
+    ProgramRow { name: "sock_ops", for_splicing: true },
+    ProgramRow { name: "getpeername4", for_splicing: false },
+    ProgramRow { name: "getpeername6", for_splicing: false },
+    ProgramRow { name: "connect4", for_splicing: false },
+    ProgramRow { name: "connect6", for_splicing: false },
+];
+
+/// Name, key size and value size of each pinned map, bytes.
+const MAPS: [(&str, usize, usize); 11] = [
+    (map::SERVICES, size_of::<ServiceKey>(), size_of::<ServiceEntry>()),
+    (map::SLOTS, size_of::<SlotKey>(), size_of::<Slot>()),
+    (map::NAMES, size_of::<ServiceKey>(), size_of::<ServiceName>()),
+    (map::NODE, 4, size_of::<Node>()),
+    (map::HEARTBEAT, 4, size_of::<Heartbeat>()),
+    (map::COUNTERS, 4, size_of::<u64>()),
+    (map::CONNECTIONS, 4, size_of::<Connection>()),
+    (map::NAMESPACES, 16, size_of::<u64>()),
+    (map::SOCKET_KEYS, 4, size_of::<SocketKey>()),
+    (map::SOCKETS, size_of::<SocketKey>(), size_of::<SocketEntry>()),
+    (map::SPLICE, size_of::<SocketKey>(), 4),
+];
+
+/// Loads the programs of one node.
+pub struct Loader<'a> {
+    pins: &'a Pins,
+    features: &'a Features,
+}
+
+/// Loaded programs whose maps are pinned.
+pub struct Loaded {
+    ebpf: Ebpf,
+    splicing: Splicing,
+    can_refuse: bool,
+}
+
+/// Why the programs are not loaded or attached.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The kernel lacks something.
+    #[error(transparent)]
+    Missing(#[from] MissingFeature),
+    /// The cgroup can't be used.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The object or its maps.
+    #[error("cannot load the BPF object")]
+    Object(#[source] EbpfError),
+    /// The object has no such program or map: it is from another build.
+    #[error("the BPF object has no {0}")]
+    Absent(&'static str),
+    /// A program was refused.
+    #[error("the kernel refused the program {program}: please report this with its log")]
+    Program {
+        /// The program.
+        program: &'static str,
+        /// The verifier's log.
+        #[source]
+        source: Box<ProgramError>,
+    },
+    /// A pinned map has another layout.
+    #[error(
+        "the pinned map {path} has another layout, of another build with the same layout version: \
+         remove it with `shunt uninstall`"
+    )]
+    Layout {
+        /// The pin.
+        path: PathBuf,
+    },
+    /// A link can't be made, replaced or pinned.
+    #[error("cannot {action} the link of {program}")]
+    Link {
+        /// What was tried.
+        action: &'static str,
+        /// The program.
+        program: &'static str,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that pins at `pins`, for a kernel that has `features`.
+    pub fn new(pins: &'a Pins, features: &'a Features) -> Self {
+        Self { pins, features }
+    }
+
+    /// Loads the programs; maps that are pinned already are adopted.
+    pub fn load(&self) -> Result<Loaded, LoadError> {
+        self.features.require()?;
+        self.check_layout()?;
+        // The one sure way to know whether a helper can be used is to use it.
+        match self.load_with(true) {
+            Err(LoadError::Program { program, .. }) if program.starts_with("connect") => {
+                self.load_with(false)
+            }
+            result => result,
+        }
+    }
+
+    fn load_with(&self, can_refuse: bool) -> Result<Loaded, LoadError> {
+        let splicing = self.features.splicing();
+        let mut ebpf = self.load_object(can_refuse, &splicing)?;
+        for row in PROGRAMS.iter().filter(|row| !row.for_splicing) {
+            load_program(&mut ebpf, row.name)?;
+        }
+        let splicing = match splicing {
+            Splicing::Available(offsets) => match load_splice_programs(&mut ebpf) {
+                Ok(()) => Splicing::Available(offsets),
+                Err(error) => Splicing::Unavailable(error.to_string()),
+            },
+            unavailable => unavailable,
+        };
+        Ok(Loaded { ebpf, splicing, can_refuse })
+    }
+
+    fn load_object(&self, can_refuse: bool, splicing: &Splicing) -> Result<Ebpf, LoadError> {
+        let can_refuse = u8::from(can_refuse);
+        let offsets = match splicing {
+            Splicing::Available(offsets) => [
+                offsets.write_seq,
+                offsets.copied_seq,
+                offsets.rmem_alloc,
+                offsets.shutdown,
+            ],
+            Splicing::Unavailable(_) => [0; 4],
+        };
+        let [write_seq, copied_seq, rmem_alloc, shutdown] = &offsets;
+        let mut loader = EbpfLoader::new();
+        loader
+            .override_global("CAN_REFUSE", &can_refuse, true)
+            .override_global("OFFSET_WRITE_SEQ", write_seq, true)
+            .override_global("OFFSET_COPIED_SEQ", copied_seq, true)
+            .override_global("OFFSET_RMEM_ALLOC", rmem_alloc, true)
+            .override_global("OFFSET_SHUTDOWN", shutdown, true);
+        for (name, _, _) in MAPS {
+            loader.map_pin_path(name, self.pins.map(name));
+        }
+        loader.load(OBJECT).map_err(LoadError::Object)
+    }
+
+    /// aya takes whatever is pinned under the name of a map. A value that is
+    /// larger than ours would be copied beyond our buffer.
+    fn check_layout(&self) -> Result<(), LoadError> {
+        for (name, key_size, value_size) in MAPS {
+            let path = self.pins.map(name);
+            let Ok(info) = MapInfo::from_pin(&path) else { continue };
+            let sizes = (info.key_size() as usize, info.value_size() as usize);
+            if sizes != (key_size, value_size) {
+                return Err(LoadError::Layout { path });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Loaded {
+    /// Whether connections can be spliced.
+    pub fn splicing(&self) -> &Splicing {
+        &self.splicing
+    }
+
+    /// Whether a connect can be refused with ECONNREFUSED.
+    pub fn can_refuse(&self) -> bool {
+        self.can_refuse
+    }
+
+    /// Attaches every program below `cgroup` and pins its link; in links that
+    /// are pinned already the program is replaced.
+    pub fn attach(&mut self, cgroup: &Cgroup, pins: &Pins) -> Result<(), LoadError> {
+        let splicing = matches!(self.splicing, Splicing::Available(_));
+        for row in PROGRAMS.iter().filter(|row| splicing || !row.for_splicing) {
+            self.attach_one(row.name, cgroup, &pins.link(row.name))?;
+        }
+        Ok(())
+    }
+
+    fn attach_one(
+        &mut self,
+        name: &'static str,
+        cgroup: &Cgroup,
+        pin: &Path,
+    ) -> Result<(), LoadError> {
+        if let Program::SkMsg(_) = program(&mut self.ebpf, name)? {
+            return self.attach_to_sockhash(name);
+        }
+        let program = program(&mut self.ebpf, name)?;
+        if let Ok(link) = sys::open_pinned(pin) {
+            let failed = |source| LoadError::Link { action: "replace the program in", program: name, source };
+            let info = sys::link_info(link.as_fd()).map_err(failed)?;
+            if info.cgroup_id == cgroup.id() {
+                let fd = program.fd().map_err(|source| refused(name, source))?;
+                return sys::update_link(link.as_fd(), fd.as_fd()).map_err(failed);
+            }
+        }
+        let link = attach_to_cgroup(program, cgroup, name)?;
+        pin_link(link, name, pin)
+    }
+
+    /// The attachment lives as long as the map, and replaces an earlier one.
+    /// Sockets that are in the map keep the program that they got when they
+    /// were inserted (`sock_map_link` in `net/core/sock_map.c`).
+    fn attach_to_sockhash(&mut self, name: &'static str) -> Result<(), LoadError> {
+        let map = self.ebpf.map(map::SPLICE).ok_or(LoadError::Absent(map::SPLICE))?;
+        let map = SockHash::<_, SocketKey>::try_from(map)
+            .map_err(|error| LoadError::Object(error.into()))?;
+        let failed = |source| LoadError::Link { action: "make", program: name, source };
+        let fd = map.fd().try_clone().map_err(failed)?;
+        let Program::SkMsg(program) = program(&mut self.ebpf, name)? else {
+            return Err(LoadError::Absent(name));
+        };
+        let id = program.attach(&fd).map_err(|source| refused(name, source))?;
+        let link = program.take_link(id).map_err(|source| refused(name, source))?;
+        // Dropping it would detach the program.
+        std::mem::forget(link);
+        Ok(())
+    }
+}
+
+fn load_splice_programs(ebpf: &mut Ebpf) -> Result<(), LoadError> {
+    PROGRAMS
+        .iter()
+        .filter(|row| row.for_splicing)
+        .try_for_each(|row| load_program(ebpf, row.name))
+}
+
+fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
+    let loaded = match program(ebpf, name)? {
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::SkMsg(program) => program.load(),
+        _ => return Err(LoadError::Absent(name)),
+    };
+    loaded.map_err(|source| refused(name, source))
+}
+
+fn attach_to_cgroup(
+    program: &mut Program,
+    cgroup: &Cgroup,
+    name: &'static str,
+) -> Result<FdLink, LoadError> {
+    let file = cgroup.file()?;
+    // A bpf_link without flags, which coexists with the links of others.
+    let mode = CgroupAttachMode::Single;
+    let link = match program {
+        Program::CgroupSockAddr(program) => {
+            let link = program.attach(file, mode).and_then(|id| program.take_link(id));
+            link.map(|link| link.try_into().map_err(io::Error::other))
+        }
+        Program::SockOps(program) => {
+            let link = program.attach(file, mode).and_then(|id| program.take_link(id));
+            link.map(|link| link.try_into().map_err(io::Error::other))
+        }
+        _ => return Err(LoadError::Absent(name)),
+    };
+    link.map_err(|source| refused(name, source))?
+        .map_err(|source| LoadError::Link { action: "make", program: name, source })
+}
+
+/// Pins under the final name by renaming, so that an older link, which this
+/// one replaces, is detached only when the new one is in place.
+fn pin_link(link: FdLink, name: &'static str, pin: &Path) -> Result<(), LoadError> {
+    let failed = |source| LoadError::Link { action: "pin", program: name, source };
+    let temporary = pin.with_extension("new");
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    link.pin(&temporary).map_err(|error| failed(io::Error::other(error)))?;
+    fs::rename(&temporary, pin).map_err(failed)
+}
+
+fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, LoadError> {
+    ebpf.program_mut(name).ok_or(LoadError::Absent(name))
+}
+
+fn refused(program: &'static str, source: ProgramError) -> LoadError {
+    LoadError::Program { program, source: Box::new(source) }
+}

@@ -1,0 +1,251 @@
+//! The pinned maps, for the agent to write and for the CLI to read.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use aya::Pod;
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockHash};
+use shunt_common::{
+    Counter, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketEntry,
+    SocketKey, capacity, map,
+};
+
+use super::pins::Pins;
+use super::sys;
+use crate::apply::{Maps, Record, Snapshot, WriteError};
+
+/// How many elements one batch call writes: small enough to be freed of other
+/// work in between, large enough that the call itself costs nothing.
+const BATCH: usize = 1024;
+
+/// The maps of one node, opened by their pins.
+pub struct KernelMaps {
+    services: HashMap<MapData, ServiceKey, ServiceEntry>,
+    slots: HashMap<MapData, SlotKey, Slot>,
+    /// The same map, for batches, which aya has no function for.
+    slots_fd: OwnedFd,
+    names: HashMap<MapData, ServiceKey, ServiceName>,
+    node: Array<MapData, Node>,
+    heartbeat: Array<MapData, Heartbeat>,
+    counters: PerCpuArray<MapData, u64>,
+    sockets: HashMap<MapData, SocketKey, SocketEntry>,
+    splice: SockHash<MapData, SocketKey>,
+}
+
+/// How full a map is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Fill {
+    /// Its name.
+    pub map: &'static str,
+    /// Elements in it.
+    pub used: usize,
+    /// Elements that fit.
+    pub capacity: usize,
+}
+
+/// A map can't be opened or read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the map {map}")]
+pub struct ReadError {
+    map: &'static str,
+    #[source]
+    source: Box<MapError>,
+}
+
+impl KernelMaps {
+    /// Opens the pinned maps.
+    pub fn open(pins: &Pins) -> Result<Self, ReadError> {
+        Ok(Self {
+            services: open(pins, map::SERVICES, Map::HashMap)?,
+            slots: open(pins, map::SLOTS, Map::HashMap)?,
+            slots_fd: open_fd(pins, map::SLOTS)?,
+            names: open(pins, map::NAMES, Map::HashMap)?,
+            node: open(pins, map::NODE, Map::Array)?,
+            heartbeat: open(pins, map::HEARTBEAT, Map::Array)?,
+            counters: open(pins, map::COUNTERS, Map::PerCpuArray)?,
+            sockets: open(pins, map::SOCKETS, Map::HashMap)?,
+            splice: open(pins, map::SPLICE, Map::SockHash)?,
+        })
+    }
+
+    /// The whole routing table. An entry that the agent replaces meanwhile is
+    /// read again; one that is gone is left out.
+    pub fn snapshot(&self) -> Result<Snapshot, ReadError> {
+        let mut snapshot = Snapshot { node: self.node()?, ..Snapshot::default() };
+        for key in keys(self.services.keys(), map::SERVICES)? {
+            let whole = self.record(key).filter(is_whole).or_else(|| self.record(key));
+            snapshot.records.extend(whole);
+        }
+        let used: BTreeSet<u64> =
+            snapshot.records.iter().map(|record| record.entry.table_id()).collect();
+        for slot in keys(self.slots.keys(), map::SLOTS)? {
+            if !used.contains(&slot.table_id()) {
+                snapshot.orphans.push(slot);
+            }
+        }
+        Ok(snapshot)
+    }
+
+    /// The node that the table was planned for.
+    pub fn node(&self) -> Result<Node, ReadError> {
+        self.node.get(&0, 0).map_err(reading(map::NODE))
+    }
+
+    /// The agent's sign of life.
+    pub fn heartbeat(&self) -> Result<Heartbeat, ReadError> {
+        self.heartbeat.get(&0, 0).map_err(reading(map::HEARTBEAT))
+    }
+
+    /// Writes the agent's sign of life.
+    pub fn beat(&mut self, heartbeat: Heartbeat) -> Result<(), WriteError> {
+        self.heartbeat.set(0, heartbeat, 0).map_err(writing(map::HEARTBEAT))
+    }
+
+    /// All counters, added up over the CPUs, by index.
+    pub fn counters(&self) -> Result<[u64; Counter::COUNT], ReadError> {
+        let mut sums = [0; Counter::COUNT];
+        for counter in Counter::ALL {
+            let values = self.counters.get(&(counter as u32), 0).map_err(reading(map::COUNTERS))?;
+            sums[counter as usize] = values.iter().sum();
+        }
+        Ok(sums)
+    }
+
+    /// All registered sockets.
+    pub fn sockets(&self) -> Result<Vec<(SocketKey, SocketEntry)>, ReadError> {
+        let keys = keys(self.sockets.keys(), map::SOCKETS)?;
+        Ok(keys.into_iter().filter_map(|key| Some((key, self.sockets.get(&key, 0).ok()?))).collect())
+    }
+
+    /// The name of a Service port, if it is still there.
+    pub fn name(&self, service: &ServiceKey) -> Option<ServiceName> {
+        self.names.get(service, 0).ok()
+    }
+
+    /// How full the maps are that can become full.
+    pub fn fill(&self) -> Result<Vec<Fill>, ReadError> {
+        let fill = |map, used, capacity| Fill { map, used, capacity };
+        Ok(vec![
+            fill(map::SERVICES, keys(self.services.keys(), map::SERVICES)?.len(), capacity::SERVICES),
+            fill(map::SLOTS, keys(self.slots.keys(), map::SLOTS)?.len(), capacity::SLOTS),
+            fill(map::SOCKETS, keys(self.sockets.keys(), map::SOCKETS)?.len(), capacity::SOCKETS),
+            fill(map::SPLICE, self.splice_members()?, capacity::SOCKETS),
+        ])
+    }
+
+    /// How many sockets are members of the splice map, and so may have unread
+    /// bytes that only it holds.
+    pub fn splice_members(&self) -> Result<usize, ReadError> {
+        Ok(keys(self.splice.keys(), map::SPLICE)?.len())
+    }
+
+    fn record(&self, key: ServiceKey) -> Option<Record> {
+        let entry = self.services.get(&key, 0).ok()?;
+        let name = self.names.get(&key, 0).unwrap_or(ServiceName::new("", "", ""));
+        let count = entry.tiers().iter().map(|tier| tier.start() + tier.count()).max()?;
+        let slot = |index| self.slots.get(&SlotKey::new(entry.table_id(), index), 0).ok();
+        let slots = (0..count).map_while(slot).collect();
+        Some(Record { key, name, entry, slots })
+    }
+}
+
+impl Maps for KernelMaps {
+    fn put_slots(&mut self, slots: &[(SlotKey, Slot)]) -> Result<(), WriteError> {
+        for chunk in slots.chunks(BATCH) {
+            let (keys, values): (Vec<_>, Vec<_>) = chunk.iter().copied().unzip();
+            match sys::update_batch(self.slots_fd.as_fd(), &keys, &values) {
+                // A kernel without batches (before 5.6).
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    for (key, value) in chunk {
+                        self.slots.insert(key, value, 0).map_err(writing(map::SLOTS))?;
+                    }
+                }
+                result => result.map_err(|source| WriteError::new(map::SLOTS, source))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn delete_slots(&mut self, slots: &[SlotKey]) -> Result<(), WriteError> {
+        for key in slots {
+            ignore_absent(self.slots.remove(key)).map_err(writing(map::SLOTS))?;
+        }
+        Ok(())
+    }
+
+    fn put_service(
+        &mut self,
+        key: ServiceKey,
+        name: ServiceName,
+        entry: ServiceEntry,
+    ) -> Result<(), WriteError> {
+        self.names.insert(key, name, 0).map_err(writing(map::NAMES))?;
+        self.services.insert(key, entry, 0).map_err(writing(map::SERVICES))
+    }
+
+    fn delete_service(&mut self, key: ServiceKey) -> Result<(), WriteError> {
+        ignore_absent(self.services.remove(&key)).map_err(writing(map::SERVICES))?;
+        ignore_absent(self.names.remove(&key)).map_err(writing(map::NAMES))
+    }
+
+    fn put_node(&mut self, node: Node) -> Result<(), WriteError> {
+        self.node.set(0, node, 0).map_err(writing(map::NODE))
+    }
+}
+
+/// Whether all slots were there: otherwise the entry was replaced meanwhile.
+fn is_whole(record: &Record) -> bool {
+    record.entry.tiers().iter().all(|tier| (tier.start() + tier.count()) as usize <= record.slots.len())
+}
+
+fn open<T>(
+    pins: &Pins,
+    name: &'static str,
+    kind: impl FnOnce(MapData) -> Map,
+) -> Result<T, ReadError>
+where
+    T: TryFrom<Map, Error = MapError>,
+{
+    MapData::from_pin(pins.map(name)).and_then(|data| kind(data).try_into()).map_err(reading(name))
+}
+
+fn open_fd(pins: &Pins, name: &'static str) -> Result<OwnedFd, ReadError> {
+    let failed = |error| MapError::IoError(error);
+    sys::open_pinned(&pins.map(name)).map_err(failed).map_err(reading(name))
+}
+
+/// The keys of a map that others may change meanwhile, each once. (After a
+/// deletion the kernel may begin again at the first bucket.)
+fn keys<K: Pod + Ord>(
+    keys: impl Iterator<Item = Result<K, MapError>>,
+    map: &'static str,
+) -> Result<BTreeSet<K>, ReadError> {
+    keys.collect::<Result<_, _>>().map_err(reading(map))
+}
+
+fn ignore_absent(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+        {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+fn reading(map: &'static str) -> impl FnOnce(MapError) -> ReadError {
+    move |source| ReadError { map, source: Box::new(source) }
+}
+
+fn writing(map: &'static str) -> impl FnOnce(MapError) -> WriteError {
+    move |error| {
+        let source = match error {
+            MapError::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        };
+        WriteError::new(map, source)
+    }
+}

@@ -1,0 +1,108 @@
+//! The few `bpf(2)` commands that aya has no function for.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use aya::Pod;
+use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_link_info};
+
+/// What a pinned cgroup link is attached to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct LinkInfo {
+    /// The link's id.
+    pub(super) link_id: u32,
+    /// Id of the program inside.
+    pub(super) program_id: u32,
+    /// Id of the cgroup, which is its inode number; 0 once the cgroup is gone.
+    pub(super) cgroup_id: u64,
+}
+
+/// Opens a pinned object.
+pub(super) fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = zeroed();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    let fd = bpf(bpf_cmd::BPF_OBJ_GET, &mut attr)?;
+    // SAFETY: the kernel has just opened this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Replaces the program inside a link.
+pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = zeroed();
+    attr.link_update.link_fd = link.as_raw_fd().cast_unsigned();
+    attr.link_update.__bindgen_anon_1.new_prog_fd = program.as_raw_fd().cast_unsigned();
+    bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// What a cgroup link is attached to.
+pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    // SAFETY: bpf_link_info is plain integers, for which zeros are valid.
+    let mut info: bpf_link_info = unsafe { std::mem::zeroed() };
+    let mut attr = zeroed();
+    attr.info.bpf_fd = link.as_raw_fd().cast_unsigned();
+    attr.info.info_len = size_of::<bpf_link_info>() as u32;
+    attr.info.info = &raw mut info as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    // SAFETY: only cgroup links are asked about; for another type this is some
+    // other integer.
+    let cgroup_id = unsafe { info.__bindgen_anon_1.cgroup.cgroup_id };
+    Ok(LinkInfo { link_id: info.id, program_id: info.prog_id, cgroup_id })
+}
+
+/// Writes many elements of a hash map with one call (Linux 5.6).
+///
+/// # Errors
+///
+/// The errno, after which some of the elements may have been written.
+pub(super) fn update_batch<K: Pod, V: Pod>(
+    map: BorrowedFd<'_>,
+    keys: &[K],
+    values: &[V],
+) -> io::Result<()> {
+    debug_assert_eq!(keys.len(), values.len());
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let mut attr = zeroed();
+    attr.batch.keys = keys.as_ptr() as u64;
+    attr.batch.values = values.as_ptr() as u64;
+    attr.batch.count = u32::try_from(keys.len()).map_err(io::Error::other)?;
+    attr.batch.map_fd = map.as_raw_fd().cast_unsigned();
+    bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
+}
+
+/// Ids of the programs attached to a map or cgroup with this attach type
+/// (`enum bpf_attach_type`; for maps since Linux 5.17).
+pub(super) fn attached_programs(target: BorrowedFd<'_>, attach_type: u32) -> io::Result<Vec<u32>> {
+    let mut ids = [0_u32; 16];
+    let mut attr = zeroed();
+    attr.query.__bindgen_anon_1.target_fd = target.as_raw_fd().cast_unsigned();
+    attr.query.attach_type = attach_type;
+    attr.query.prog_ids = ids.as_mut_ptr() as u64;
+    attr.query.__bindgen_anon_2.prog_cnt = ids.len() as u32;
+    bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
+    // SAFETY: the kernel has written the count; the other member of the union
+    // is the same integer under another name.
+    let count = unsafe { attr.query.__bindgen_anon_2.prog_cnt };
+    Ok(ids[..ids.len().min(count as usize)].to_vec())
+}
+
+fn zeroed() -> bpf_attr {
+    // SAFETY: bpf_attr is a union of plain integers, for which zeros are valid.
+    unsafe { std::mem::zeroed() }
+}
+
+fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
+    let size = size_of::<bpf_attr>();
+    // SAFETY: `attr` is valid for `size` bytes, and every pointer that the
+    // caller put into it outlives this call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    i32::try_from(result).map_err(io::Error::other)
+}

@@ -1,0 +1,208 @@
+//! `shunt status`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use shunt_common::{Counter, Heartbeat, LAYOUT_VERSION};
+
+use super::{Output, PinsArgs, print};
+use crate::agent::since_boot_ns;
+use crate::bpf::{
+    Attachment, Cgroup, Features, Fill, KernelMaps, ProgramState, Splicing, cgroup_path,
+    check_privileges, programs,
+};
+
+/// Programs and where they are attached, how full the maps are, the agent's
+/// sign of life, and counters by reason. Works without the agent.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// How to print it.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    #[command(flatten)]
+    pins: PinsArgs,
+}
+
+/// The JSON form.
+#[derive(Debug, Serialize)]
+struct StatusReport {
+    version: &'static str,
+    layout: u32,
+    pins: PathBuf,
+    node: String,
+    zone: Option<String>,
+    agent: AgentStatus,
+    splicing: SplicingStatus,
+    programs: Vec<ProgramStatus>,
+    maps: Vec<MapStatus>,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct AgentStatus {
+    /// Of the last agent; in its own pid namespace.
+    pid: u32,
+    heartbeat_age_ms: u64,
+    stale_after_ms: u64,
+    /// Whether connects pass to kube-proxy for that reason.
+    stale: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct SplicingStatus {
+    available: bool,
+    /// Why not.
+    reason: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ProgramStatus {
+    name: &'static str,
+    attached: bool,
+    /// What to: a cgroup directory, `cgroup ID` or `map NAME`.
+    to: Option<String>,
+    program_id: Option<u32>,
+    link_id: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct MapStatus {
+    name: &'static str,
+    used: usize,
+    capacity: usize,
+    full: bool,
+}
+
+pub(super) fn status(args: &StatusArgs) -> Result<()> {
+    check_privileges()?;
+    let pins = args.pins.pins();
+    pins.require()?;
+    let maps = KernelMaps::open(&pins)?;
+    let counters = maps.counters()?;
+    let node = maps.node()?;
+    let report = StatusReport {
+        version: env!("CARGO_PKG_VERSION"),
+        layout: LAYOUT_VERSION,
+        pins: pins.directory(),
+        node: node.name().to_owned(),
+        zone: Some(node.zone().to_owned()).filter(|zone| !zone.is_empty()),
+        agent: agent_status(&maps.heartbeat()?, since_boot_ns()),
+        splicing: splicing_status(&Features::probe().splicing()),
+        programs: programs(&pins).into_iter().map(program_status).collect(),
+        maps: maps.fill()?.into_iter().map(map_status).collect(),
+        counters: Counter::ALL.iter().map(|it| (it.name(), counters[*it as usize])).collect(),
+    };
+    match args.output {
+        Output::Json => print(&serde_json::to_string_pretty(&report)?),
+        Output::Table | Output::Wide => print(&text(&report, &counters)),
+    }
+}
+
+fn agent_status(heartbeat: &Heartbeat, now_ns: u64) -> AgentStatus {
+    AgentStatus {
+        pid: heartbeat.pid(),
+        heartbeat_age_ms: now_ns.saturating_sub(heartbeat.beat_ns()) / 1_000_000,
+        stale_after_ms: heartbeat.stale_after_ns() / 1_000_000,
+        stale: heartbeat.is_stale(now_ns),
+    }
+}
+
+fn splicing_status(splicing: &Splicing) -> SplicingStatus {
+    match splicing {
+        Splicing::Available(_) => SplicingStatus { available: true, reason: None },
+        Splicing::Unavailable(reason) => {
+            SplicingStatus { available: false, reason: Some(reason.clone()) }
+        }
+    }
+}
+
+fn program_status(program: ProgramState) -> ProgramStatus {
+    let (to, program_id, link_id) = match program.attachment {
+        None => (None, None, None),
+        Some(Attachment::Map { program_id }) => {
+            (Some(format!("map {}", shunt_common::map::SPLICE)), Some(program_id), None)
+        }
+        Some(Attachment::Cgroup { program_id, link_id, cgroup_id }) => {
+            (Some(cgroup_name(cgroup_id)), Some(program_id), Some(link_id))
+        }
+    };
+    ProgramStatus { name: program.name, attached: to.is_some(), to, program_id, link_id }
+}
+
+fn cgroup_name(id: u64) -> String {
+    let root = Cgroup::find(None).ok();
+    let path = root.and_then(|root| cgroup_path(root.path(), id));
+    path.map_or_else(|| format!("cgroup {id}"), |path| path.display().to_string())
+}
+
+fn map_status(fill: Fill) -> MapStatus {
+    let Fill { map, used, capacity } = fill;
+    MapStatus { name: map, used, capacity, full: used >= capacity }
+}
+
+fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
+    let zone = report.zone.as_deref().unwrap_or("unknown");
+    let splicing = report.splicing.reason.as_ref().map_or_else(
+        || "available, for Services with shunt.dev/splice: \"on\"".to_owned(),
+        |reason| format!("off: {reason}"),
+    );
+    let head = format!(
+        "shunt {}, layout {}, pins in {}\nNode      {} (zone {zone})\nAgent     {}\nSplicing  {splicing}",
+        report.version,
+        report.layout,
+        report.pins.display(),
+        report.node,
+        agent_text(&report.agent),
+    );
+    let mut programs = new_table(["PROGRAM", "ATTACHED TO", "PROGRAM ID", "LINK ID"]);
+    let id = |id: Option<u32>| id.map_or_else(|| "-".to_owned(), |id| id.to_string());
+    for program in &report.programs {
+        let to = program.to.clone().unwrap_or_else(|| "not attached".to_owned());
+        programs.add_row([program.name.to_owned(), to, id(program.program_id), id(program.link_id)]);
+    }
+    let mut maps = new_table(["MAP", "USED", "CAPACITY", ""]);
+    for map in &report.maps {
+        let full = if map.full { "FULL: what does not fit in is left to kube-proxy" } else { "" };
+        maps.add_row([map.name, &map.used.to_string(), &map.capacity.to_string(), full]);
+    }
+    let mut values = new_table(["COUNTER", "VALUE"]);
+    for counter in Counter::ALL {
+        values.add_row([counter.name(), &counters[counter as usize].to_string()]);
+    }
+    [head, programs.trim_fmt(), maps.trim_fmt(), values.trim_fmt()].join("\n\n")
+}
+
+fn agent_text(agent: &AgentStatus) -> String {
+    let seconds = |ms: u64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);
+    let age = seconds(agent.heartbeat_age_ms);
+    if agent.stale {
+        return format!("STALE: last heartbeat {age} ago; connects pass to kube-proxy");
+    }
+    let limit = seconds(agent.stale_after_ms);
+    format!("heartbeat {age} ago (pid {}, stale after {limit})", agent.pid)
+}
+
+fn new_table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(header);
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_agent_is_called_stale_with_what_follows() {
+        let heartbeat = Heartbeat::new(1_000_000_000, 60_000_000_000, 7);
+        let fresh = agent_text(&agent_status(&heartbeat, 1_500_000_000));
+        assert_eq!(fresh, "heartbeat 0.5 s ago (pid 7, stale after 60.0 s)");
+        let stale = agent_text(&agent_status(&heartbeat, 94_000_000_000));
+        assert_eq!(stale, "STALE: last heartbeat 93.0 s ago; connects pass to kube-proxy");
+    }
+}

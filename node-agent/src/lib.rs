@@ -1,0 +1,5 @@
+//! The agent and the command line of shunt.
+pub mod tables;
+pub mod diff;
+pub mod apply;
+pub mod bpf;
