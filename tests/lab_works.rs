@@ -5,15 +5,12 @@
     reason = "helpers of tests are not recognised as tests"
 )]
 
-use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, thread};
 
 use lab::report::{ConnectReport, LoadReport, PingPongBench, StreamReport};
-use lab::{Lab, Options, Place, Pod, Process, ServiceRule, remains};
+use lab::{Lab, Options, Place, Pod, Process, ServiceRule};
 
 #[test]
 fn pods_of_two_nodes_reach_each_other() {
@@ -206,7 +203,7 @@ fn a_removed_pod_frees_its_name_and_address() {
             client.connect("10.244.1.9:80").unwrap().id.as_deref(),
             Some("web")
         );
-        pod.remove(&node).unwrap();
+        pod.remove().unwrap();
     }
     assert!(node.pod("other", Some(&client.ipv4().to_string())).is_err());
 }
@@ -307,6 +304,27 @@ fn the_stream_checker_sees_a_wrong_stream() {
     assert_eq!((here.wrong, there.wrong, there.received), (1, 0, 1000));
 }
 
+#[test]
+fn steering_reaches_the_queues_of_pods() {
+    let mut lab = Lab::with(
+        "steering",
+        Options {
+            steering: 0b11,
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    let pod = lab.node("n1").unwrap().pod("web", None).unwrap();
+    // The usual /sys shows the host's devices: a fresh one shows the pod's.
+    let script = "mount -t sysfs sys /mnt && cat /mnt/class/net/eth0/queues/rx-0/rps_cpus";
+    let output = pod
+        .command("unshare")
+        .args(["--mount", "sh", "-c", script])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "3");
+}
+
 /// Runs both ends of a checked stream.
 fn stream(a: &Pod, b: &Pod, a_args: &[&str], b_args: &[&str]) -> (StreamReport, StreamReport) {
     let mut listen = vec!["stream", "--listen", "0.0.0.0:90"];
@@ -333,110 +351,6 @@ fn two_labs_with_one_label_live_side_by_side() {
         let server = web.serve("0.0.0.0:80", lab.name()).unwrap();
         let to = SocketAddr::new(web.ipv4().into(), server.address().port());
         assert_eq!(client.connect(to).unwrap().id.as_deref(), Some(lab.name()));
-    }
-}
-
-#[test]
-fn a_dropped_lab_leaves_nothing() {
-    let mut lab = Lab::new("drop").unwrap();
-    let node = lab.node("n1").unwrap();
-    let pod = node.pod("web", None).unwrap();
-    let mut sleeper = pod.command("sleep").arg("1000").spawn().unwrap();
-    let name = lab.name().to_owned();
-    // The lab's cgroup, three namespaces, the bpffs, folder and lock.
-    assert_eq!(remains(&name).unwrap().len(), 7, "{:?}", remains(&name));
-    drop(lab);
-    assert_eq!(sleeper.wait().unwrap().signal(), Some(9));
-    assert_eq!(remains(&name).unwrap(), [""; 0]);
-}
-
-#[test]
-fn a_panic_leaves_nothing() {
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let result = thread::spawn(move || {
-        let mut lab = Lab::new("panic").unwrap();
-        let _node = lab.node("n1").unwrap();
-        sender.send(lab.name().to_owned()).unwrap();
-        panic!("on purpose");
-    })
-    .join();
-    assert!(result.is_err());
-    assert_eq!(remains(&receiver.recv().unwrap()).unwrap(), [""; 0]);
-}
-
-#[test]
-fn a_killed_owner_leaves_nothing() {
-    let (mut owner, name) = own_lab("killed");
-    assert!(!remains(&name).unwrap().is_empty());
-    owner.kill().unwrap();
-    owner.wait().unwrap();
-    wait_until_gone(&name);
-}
-
-#[test]
-fn sweep_removes_a_lab_that_lost_owner_and_reaper() {
-    let (mut owner, name) = own_lab("swept");
-    assert!(
-        !lab::sweep().unwrap().contains(&name),
-        "an owned lab is no prey"
-    );
-    let reaper = child_with_argument(owner.id(), &name);
-    let kill = Command::new("kill")
-        .args(["-KILL", &reaper.to_string()])
-        .status()
-        .unwrap();
-    assert!(kill.success());
-    owner.kill().unwrap();
-    owner.wait().unwrap();
-    let namespace = format!("{name}-n1");
-    assert!(
-        lab::leftovers()
-            .unwrap()
-            .iter()
-            .any(|path| path.ends_with(&namespace))
-    );
-    assert!(lab::sweep().unwrap().contains(&name));
-    assert_eq!(remains(&name).unwrap(), [""; 0]);
-}
-
-/// Another process that has made a lab, and the lab's name.
-fn own_lab(label: &str) -> (std::process::Child, String) {
-    let mut owner = Command::new(env!("CARGO_BIN_EXE_lab-pod"))
-        .args(["own-lab", label])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let stdout = owner.stdout.take().unwrap();
-    BufReader::new(stdout).read_line(&mut line).unwrap();
-    (owner, serde_json::from_str(&line).unwrap())
-}
-
-fn child_with_argument(parent: u32, argument: &str) -> u32 {
-    let children = format!("/proc/{parent}/task/{parent}/children");
-    let children = fs::read_to_string(children).unwrap();
-    let has_argument = |pid: &&str| {
-        let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        arguments.split('\0').any(|one| one == argument)
-    };
-    children
-        .split_whitespace()
-        .find(has_argument)
-        .unwrap()
-        .parse()
-        .unwrap()
-}
-
-fn wait_until_gone(name: &str) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !remains(name).unwrap().is_empty() {
-        assert!(
-            Instant::now() < deadline,
-            "{:?} stay",
-            remains(name).unwrap()
-        );
-        thread::sleep(Duration::from_millis(10));
     }
 }
 

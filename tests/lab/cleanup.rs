@@ -58,7 +58,7 @@ impl Owner {
                 break (name, lock);
             }
         };
-        let reaper = start_reaper(&name)?;
+        let reaper = start_reaper(&name).inspect_err(|_| unclaim(&name))?;
         let owner = Self {
             name,
             reaper: Some(reaper),
@@ -125,6 +125,13 @@ fn try_claim(name: &str) -> io::Result<Option<File>> {
     lock.lock()?;
     // A sweep may have locked and deleted the file before we locked it.
     Ok((lock.metadata()?.nlink() > 0).then_some(lock))
+}
+
+/// Gives up a name that nothing was made under.
+fn unclaim(name: &str) {
+    // If it fails, a sweep does it later.
+    let _ = fs::remove_file(lock_path(name));
+    let _ = fs::remove_dir(STATE);
 }
 
 fn start_reaper(name: &str) -> Result<Child> {

@@ -16,6 +16,9 @@ use crate::network::{Entry, Namespace};
 use crate::place::Place;
 use crate::pod::{self, Pod};
 
+/// Last parts of the pod addresses in use, shared with the pods.
+pub(crate) type Taken = Mutex<BTreeSet<u8>>;
+
 /// A node of a [`Lab`](crate::Lab). Its [`Place`] is the host network.
 pub struct Node {
     pub(crate) shared: Arc<Shared>,
@@ -30,7 +33,7 @@ pub struct Node {
     bpffs: PathBuf,
     fabric: Namespace,
     entry: Entry,
-    pods: Mutex<BTreeSet<u8>>,
+    pods: Arc<Taken>,
 }
 
 impl Place for Node {
@@ -125,12 +128,15 @@ impl Node {
             .expect("create() gives every node one")
     }
 
-    pub(crate) fn release(&self, pod: u8) {
-        self.pods().remove(&pod);
+    pub(crate) fn pods(&self) -> &Arc<Taken> {
+        &self.pods
     }
 
     fn reserve(&self, ipv4: Option<&str>) -> Result<u8> {
-        let mut pods = self.pods();
+        let mut pods = self
+            .pods
+            .lock()
+            .expect("nothing panics while it holds the lock");
         let number = match ipv4 {
             Some(address) => address::pod_number(self.number, address)?,
             None => (2..255)
@@ -143,12 +149,6 @@ impl Node {
             address::pod_v4(self.number, number)
         );
         Ok(number)
-    }
-
-    fn pods(&self) -> std::sync::MutexGuard<'_, BTreeSet<u8>> {
-        self.pods
-            .lock()
-            .expect("nothing panics while it holds the lock")
     }
 
     /// Takes the port out of the bridge or puts it back. (Setting the port's
@@ -206,7 +206,7 @@ pub(crate) fn create(
         manifests,
         bpffs,
         fabric: fabric.clone(),
-        pods: Mutex::default(),
+        pods: Arc::default(),
     })
 }
 

@@ -12,7 +12,7 @@ use crate::address::{self, POD_GATEWAY_V4, POD_GATEWAY_V6};
 use crate::cgroup;
 use crate::lab::Shared;
 use crate::network::{self, Entry, Namespace};
-use crate::node::Node;
+use crate::node::{Node, Taken};
 use crate::place::Place;
 
 /// A pod of a [`Node`].
@@ -21,6 +21,7 @@ pub struct Pod {
     name: String,
     node: u8,
     number: u8,
+    taken: Arc<Taken>,
     node_namespace: Namespace,
     namespace_name: String,
     cgroup: PathBuf,
@@ -54,8 +55,8 @@ impl Pod {
     }
 
     /// Ends the pod as a node does: kills its processes, then removes its
-    /// routes, link, namespace and cgroup. `node` must be the pod's own.
-    pub fn remove(self, node: &Node) -> Result<()> {
+    /// routes, link, namespace and cgroup. Name and address are free again.
+    pub fn remove(self) -> Result<()> {
         cgroup::remove(&self.cgroup)?;
         self.shared.builder.ip(
             &self.node_namespace,
@@ -65,7 +66,10 @@ impl Pod {
         umount2(&path, MntFlags::MNT_DETACH)
             .with_context(|| format!("unmount {}", path.display()))?;
         fs::remove_file(&path).with_context(|| format!("delete {}", path.display()))?;
-        node.release(self.number);
+        self.taken
+            .lock()
+            .expect("nothing panics while it holds the lock")
+            .remove(&self.number);
         Ok(())
     }
 }
@@ -88,6 +92,7 @@ pub(crate) fn create(node: &Node, name: &str, number: u8) -> Result<Pod> {
         name: name.to_owned(),
         node: node.number(),
         number,
+        taken: Arc::clone(node.pods()),
         node_namespace: node.namespace().clone(),
         namespace_name,
         entry: Entry::new(&cgroup, Some(namespace))?,
