@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use std::{fs, thread};
 
-use lab::report::{ConnectReport, LoadReport, PingPongBench, StreamReport};
+use lab::report::{ConnectReport, LoadReport, PingPongBench, StreamReport, UdpReport};
 use lab::{Lab, Options, Place, Pod, Process, ServiceRule};
 
 #[test]
@@ -158,6 +158,29 @@ fn kube_proxy_balances_and_is_replaced() {
     assert_eq!(only_b.ids["b"], 20, "{only_b:?}");
     let refused = client.connect("[fd00:10:96::10]:80").unwrap();
     assert_eq!(refused.errno.as_deref(), Some("ECONNREFUSED"));
+}
+
+#[test]
+fn datagrams_are_answered_through_the_proxy() {
+    let mut lab = Lab::new("udp").unwrap();
+    let node = lab.node("n1").unwrap();
+    let (client, dns) = (
+        node.pod("client", None).unwrap(),
+        node.pod("dns", None).unwrap(),
+    );
+    let _server = dns.serve_udp("[::]:53", "dns").unwrap();
+    let vip = "10.96.0.53:53".parse::<SocketAddr>().unwrap();
+    let endpoint = SocketAddr::new(dns.ipv4().into(), 53);
+    node.kube_proxy(&[ServiceRule::udp(vip.ip(), 53, &[endpoint])])
+        .unwrap();
+    for (connected, peer) in [(None, None), (Some("--connected"), Some(vip))] {
+        let target = vip.to_string();
+        let mut args = vec!["udp", &target, "--count", "2"];
+        args.extend(connected);
+        let report: UdpReport = client.lab_pod(&args).unwrap();
+        assert_eq!(report.id.as_deref(), Some("dns"), "{report:?}");
+        assert_eq!((report.from, report.peer), (Some(vip), peer));
+    }
 }
 
 /// Repeats a connect from anywhere.

@@ -8,6 +8,7 @@ mod own;
 mod serve;
 mod socket;
 mod stream;
+mod udp;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -30,6 +31,8 @@ enum Command {
     Connect(ConnectArgs),
     /// Connect from many threads at once and count who answered.
     Load(LoadArgs),
+    /// Send datagrams and report who answered.
+    Udp(UdpArgs),
     /// Measure connections a second.
     BenchConnect(BenchArgs),
     /// Measure echo round trips.
@@ -55,6 +58,9 @@ struct ServeArgs {
     /// Close each connection at once: the other end of bench-connect.
     #[arg(long)]
     close: bool,
+    /// Answer the id to each datagram instead.
+    #[arg(long, conflicts_with = "close")]
+    udp: bool,
     /// Processor to stay on.
     #[arg(long)]
     cpu: Option<usize>,
@@ -82,6 +88,22 @@ struct LoadArgs {
     #[arg(long)]
     until_stdin_closes: bool,
     #[arg(long, default_value = "10000", value_parser = milliseconds)]
+    timeout_ms: Duration,
+}
+
+#[derive(Args)]
+struct UdpArgs {
+    to: SocketAddr,
+    /// connect() the socket first, instead of naming the target each time.
+    #[arg(long)]
+    connected: bool,
+    /// Datagrams to send from the one socket, each with its own report.
+    #[arg(long, default_value_t = 1)]
+    count: u64,
+    /// Rest after each.
+    #[arg(long, default_value_t = 0)]
+    pause_ms: u64,
+    #[arg(long, default_value = "2000", value_parser = milliseconds)]
     timeout_ms: Duration,
 }
 
@@ -133,9 +155,11 @@ struct End {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
+        Command::Serve(args) if args.udp => udp::serve(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Connect(args) => connect::run(&args),
         Command::Load(args) => connect::load(&args),
+        Command::Udp(args) => udp::ask(&args),
         Command::BenchConnect(args) => bench::connect(&args),
         Command::BenchPingpong(args) => bench::ping_pong(&args),
         Command::Stream(args) => stream::run(&args),

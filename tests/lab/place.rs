@@ -69,6 +69,12 @@ pub trait Place {
         Server::start(self.start_lab_pod(&["serve", "--listen", &listen, "--id", id])?)
     }
 
+    /// As [`Place::serve`], over UDP: answers `id` to each datagram.
+    fn serve_udp(&self, listen: impl Display, id: &str) -> Result<Server> {
+        let listen = listen.to_string();
+        Server::start(self.start_lab_pod(&["serve", "--udp", "--listen", &listen, "--id", id])?)
+    }
+
     /// Connects once from here and reports who answered.
     fn connect(&self, to: impl Display) -> Result<ConnectReport> {
         self.lab_pod(&["connect", &to.to_string()])

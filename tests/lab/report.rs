@@ -62,6 +62,19 @@ impl LoadReport {
     }
 }
 
+/// One datagram sent, and the answer.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct UdpReport {
+    /// getpeername(), if the socket is connected.
+    pub peer: Option<SocketAddr>,
+    /// Source of the answer, as recvfrom() shows it.
+    pub from: Option<SocketAddr>,
+    /// What the server called itself.
+    pub id: Option<String>,
+    /// Why there is no answer, as in [`ConnectReport::errno`].
+    pub errno: Option<String>,
+}
+
 /// Result of `bench-connect`.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct ConnectBench {
