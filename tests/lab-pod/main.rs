@@ -1,0 +1,174 @@
+//! Helper of the lab: the servers, clients, loads and checks that run inside
+//! pods, and the lab's reaper. Reports are JSON, one object a line; see
+//! `lab::report`. A report of failed connects is a success of this program.
+
+mod bench;
+mod connect;
+mod own;
+mod serve;
+mod socket;
+mod stream;
+mod udp;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about, version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Accept TCP connections, say who answers, then echo.
+    Serve(ServeArgs),
+    /// Connect and report who answered.
+    Connect(ConnectArgs),
+    /// Connect from many threads at once and count who answered.
+    Load(LoadArgs),
+    /// Send datagrams and report who answered.
+    Udp(UdpArgs),
+    /// Measure connections a second.
+    BenchConnect(BenchArgs),
+    /// Measure echo round trips.
+    BenchPingpong(PingPongArgs),
+    /// Send and check a stream of bytes, both ways at once.
+    Stream(StreamArgs),
+    /// Wait for the end of standard input, then remove a lab.
+    Reap { lab: String },
+    /// Remove what is left of labs whose owner is dead, and list it.
+    Sweep,
+    /// Make a lab of two nodes and a pod, report it, and wait for the end of
+    /// standard input: for tests that kill a lab's owner.
+    OwnLab { label: String },
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    #[arg(long)]
+    listen: SocketAddr,
+    /// What to answer each connection with.
+    #[arg(long, default_value = "")]
+    id: String,
+    /// Close each connection at once: the other end of bench-connect.
+    #[arg(long)]
+    close: bool,
+    /// Answer the id to each datagram instead.
+    #[arg(long, conflicts_with = "close")]
+    udp: bool,
+    /// Processor to stay on.
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+#[derive(Args)]
+struct ConnectArgs {
+    to: SocketAddr,
+    /// Connect so many times, one after the other, and report counts.
+    #[arg(long)]
+    count: Option<u64>,
+    #[arg(long, default_value = "10000", value_parser = milliseconds)]
+    timeout_ms: Duration,
+}
+
+#[derive(Args)]
+struct LoadArgs {
+    to: SocketAddr,
+    #[arg(long, default_value_t = 4)]
+    threads: usize,
+    /// Connections of all threads together.
+    #[arg(long, required_unless_present = "until_stdin_closes")]
+    count: Option<u64>,
+    /// Go on until standard input ends.
+    #[arg(long)]
+    until_stdin_closes: bool,
+    #[arg(long, default_value = "10000", value_parser = milliseconds)]
+    timeout_ms: Duration,
+}
+
+#[derive(Args)]
+struct UdpArgs {
+    to: SocketAddr,
+    /// connect() the socket first, instead of naming the target each time.
+    #[arg(long)]
+    connected: bool,
+    /// Datagrams to send from the one socket, each with its own report.
+    #[arg(long, default_value_t = 1)]
+    count: u64,
+    /// Rest after each.
+    #[arg(long, default_value_t = 0)]
+    pause_ms: u64,
+    #[arg(long, default_value = "2000", value_parser = milliseconds)]
+    timeout_ms: Duration,
+}
+
+#[derive(Args)]
+struct BenchArgs {
+    to: SocketAddr,
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Processor to stay on.
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+#[derive(Args)]
+struct PingPongArgs {
+    #[command(flatten)]
+    bench: BenchArgs,
+    /// Bytes of each message.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    size: u32,
+}
+
+#[derive(Args)]
+struct StreamArgs {
+    #[command(flatten)]
+    end: End,
+    /// Bytes each way.
+    #[arg(long)]
+    bytes: u64,
+    /// Must be the same at both ends.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Stop reading now and then, so that buffers fill up.
+    #[arg(long)]
+    slow_reader: bool,
+    /// Give up when neither direction moves for so long.
+    #[arg(long, default_value = "10000", value_parser = milliseconds)]
+    stall_ms: Duration,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct End {
+    #[arg(long)]
+    connect: Option<SocketAddr>,
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Serve(args) if args.udp => udp::serve(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Connect(args) => connect::run(&args),
+        Command::Load(args) => connect::load(&args),
+        Command::Udp(args) => udp::ask(&args),
+        Command::BenchConnect(args) => bench::connect(&args),
+        Command::BenchPingpong(args) => bench::ping_pong(&args),
+        Command::Stream(args) => stream::run(&args),
+        Command::Reap { lab } => lab::cleanup::reap(&lab),
+        Command::Sweep => socket::print(&lab::sweep()?),
+        Command::OwnLab { label } => own::run(&label),
+    }
+}
+
+fn milliseconds(text: &str) -> Result<Duration, std::num::ParseIntError> {
+    text.parse().map(Duration::from_millis)
+}

@@ -1,0 +1,94 @@
+//! Guards of running processes.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde::de::DeserializeOwned;
+
+use crate::report::Listening;
+
+/// A running process that prints reports; dropping it kills it.
+pub struct Process {
+    child: Child,
+    reports: BufReader<ChildStdout>,
+}
+
+impl Process {
+    pub(crate) fn start(mut command: Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("start {command:?}"))?;
+        let stdout = child.stdout.take().expect("stdout is piped");
+        Ok(Self {
+            child,
+            reports: BufReader::new(stdout),
+        })
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the next report.
+    pub fn report<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut line = String::new();
+        self.reports
+            .read_line(&mut line)
+            .context("read from lab-pod")?;
+        ensure!(
+            !line.is_empty(),
+            "lab-pod ended without the expected report"
+        );
+        serde_json::from_str(&line).with_context(|| format!("parse report {line}"))
+    }
+
+    /// Closes standard input, which ends those that wait for it, and waits for
+    /// the last report.
+    pub fn finish<T: DeserializeOwned>(mut self) -> Result<T> {
+        drop(self.child.stdin.take());
+        let report = self.report()?;
+        let status = self.child.wait().context("wait for lab-pod")?;
+        ensure!(status.success(), "lab-pod failed ({status})");
+        Ok(report)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A running `lab-pod serve`; dropping it kills it.
+pub struct Server {
+    process: Process,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Waits until the process says that it listens.
+    pub fn start(mut process: Process) -> Result<Self> {
+        let Listening { listening } = process.report().context("wait for the server")?;
+        Ok(Self {
+            process,
+            address: listening,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The process itself.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+}
