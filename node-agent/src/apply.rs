@@ -72,6 +72,11 @@ impl Applier {
         applier
     }
 
+    /// What is in the maps, as a value of its own.
+    pub fn into_actual(self) -> Tables {
+        self.actual
+    }
+
     /// What is in the maps.
     pub fn actual(&self) -> &Tables {
         &self.actual

@@ -294,7 +294,8 @@ fn attach_to_cgroup(
 /// one replaces, is detached only when the new one is in place.
 fn pin_link(link: FdLink, name: &'static str, pin: &Path) -> Result<(), LoadError> {
     let failed = |source| LoadError::Link { action: "pin", program: name, source };
-    let temporary = pin.with_extension("new");
+    // A bpffs has no names with a dot (`bpf_lookup` in `kernel/bpf/inode.c`).
+    let temporary = pin.with_file_name(format!("new-{name}"));
     match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
