@@ -10,6 +10,8 @@
 mod layout;
 mod maps;
 mod memory;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -68,6 +70,9 @@ impl Applier {
             applier.actual.routes.insert(frontend, route);
             applier.table_ids.insert(frontend, TableSize { table_id, slots });
         }
+        // Ids of orphans are not used again either: they are about to be deleted.
+        let orphans = snapshot.orphans.iter().map(|slot| slot.table_id());
+        applier.last_table_id = orphans.fold(applier.last_table_id, u64::max);
         applier.retire(snapshot.orphans.clone(), now);
         applier
     }
