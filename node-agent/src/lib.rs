@@ -1,5 +1,21 @@
 //! The agent and the command line of shunt.
+//!
+//! The data flows from top to bottom; see ARCHITECTURE.md.
+
+pub mod model;
+pub mod watch;
+
+pub mod state;
+
+pub mod plan;
 pub mod tables;
+
 pub mod diff;
+
 pub mod apply;
 pub mod bpf;
+
+pub mod agent;
+
+pub mod cli;
+pub mod report;

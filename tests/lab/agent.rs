@@ -109,6 +109,11 @@ impl Agent {
         }
     }
 
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Ends it without warning (SIGKILL).
     pub fn kill(mut self) -> Result<()> {
         self.child.kill().context("kill the agent")?;

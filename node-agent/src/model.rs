@@ -1,0 +1,168 @@
+//! Kubernetes objects, reduced to what the plan reads.
+//!
+//! [`convert`] makes them of the API's types and rejects what can't be true.
+
+pub mod convert;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::tables::{Prefer, Protocol};
+
+/// Namespace and name of an object.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ObjectName {
+    /// The namespace; empty for a Node.
+    pub namespace: Arc<str>,
+    /// The name.
+    pub name: Arc<str>,
+}
+
+/// Which object.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ObjectRef {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name.
+    pub name: ObjectName,
+}
+
+/// The kinds of objects that the plan reads.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Kind {
+    /// core/v1.
+    Service,
+    /// discovery.k8s.io/v1.
+    EndpointSlice,
+    /// core/v1.
+    Node,
+}
+
+/// An object of any of these kinds.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Object {
+    /// A Service.
+    Service(Service),
+    /// An EndpointSlice.
+    EndpointSlice(EndpointSlice),
+    /// A Node.
+    Node(Node),
+}
+
+/// A Service.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Service {
+    /// Its name.
+    pub name: ObjectName,
+    /// Its ClusterIPs, one for each family; empty if shunt must not capture it
+    /// (headless, ExternalName, another proxy's, opted out).
+    pub cluster_ips: Vec<IpAddr>,
+    /// Its TCP and UDP ports.
+    pub ports: Vec<ServicePort>,
+    /// `internalTrafficPolicy: Local`.
+    pub local_only: bool,
+    /// `sessionAffinity: ClientIP`, with its timeout in seconds.
+    pub affinity_seconds: Option<u32>,
+    /// Annotation `shunt.dev/prefer`.
+    pub prefer: Option<Prefer>,
+    /// `trafficDistribution` is set, so that the EndpointSlices carry hints.
+    pub has_distribution: bool,
+    /// Annotation `shunt.dev/splice: "on"`.
+    pub splice: bool,
+}
+
+/// A port of a Service.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ServicePort {
+    /// Empty for an unnamed port.
+    pub name: Arc<str>,
+    /// The port that clients connect to.
+    pub port: u16,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+/// An EndpointSlice with addresses, not names.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct EndpointSlice {
+    /// Its name.
+    pub name: ObjectName,
+    /// Label `kubernetes.io/service-name`; a slice without it, or one that is
+    /// not kube-proxy's to read, belongs to no Service.
+    pub service: Option<Arc<str>>,
+    /// The family of its addresses.
+    pub is_ipv6: bool,
+    /// Its ports; those without a number are left out.
+    pub ports: Vec<SlicePort>,
+    /// Its endpoints; those without an address are left out.
+    pub endpoints: Vec<SliceEndpoint>,
+}
+
+/// A port of an EndpointSlice.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SlicePort {
+    /// The name of the Service port that it is for.
+    pub name: Arc<str>,
+    /// Where the pods listen.
+    pub port: u16,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+/// An endpoint of an EndpointSlice.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SliceEndpoint {
+    /// Its address; the API ignores all but the first.
+    pub address: IpAddr,
+    /// Ready for new connections; absent means true.
+    pub ready: bool,
+    /// Able to answer, also while it terminates; absent means true.
+    pub serving: bool,
+    /// On its way out; absent means false.
+    pub terminating: bool,
+    /// The node that it runs on.
+    pub node: Option<Arc<str>>,
+    /// The zone that it runs in.
+    pub zone: Option<Arc<str>>,
+    /// `hints.forZones`.
+    pub hint_zones: Vec<Arc<str>>,
+    /// `hints.forNodes`.
+    pub hint_nodes: Vec<Arc<str>>,
+}
+
+/// A Node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Node {
+    /// Its name.
+    pub name: ObjectName,
+    /// Label `topology.kubernetes.io/zone`; `None` if absent or empty.
+    pub zone: Option<Arc<str>>,
+}
+
+impl Object {
+    /// Which object it is.
+    pub fn reference(&self) -> ObjectRef {
+        let (kind, name) = match self {
+            Self::Service(service) => (Kind::Service, &service.name),
+            Self::EndpointSlice(slice) => (Kind::EndpointSlice, &slice.name),
+            Self::Node(node) => (Kind::Node, &node.name),
+        };
+        ObjectRef { kind, name: name.clone() }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            return f.write_str(&self.name);
+        }
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.kind, self.name)
+    }
+}

@@ -1,0 +1,126 @@
+//! The objects that are known, fed by events of any source; pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::model::convert::Rejected;
+use crate::model::{EndpointSlice, Kind, Node, Object, ObjectName, ObjectRef, Service};
+
+/// What a source has seen.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// An object is there, new or changed.
+    Apply(Object),
+    /// An object is gone.
+    Delete(ObjectRef),
+    /// An object is there, but can't be right.
+    Reject(Rejected),
+    /// So many documents can't be read at all, so that it is not known what
+    /// they are about.
+    Unreadable(usize),
+    /// All that there is has been seen once.
+    Synced,
+}
+
+/// Services, EndpointSlices and Nodes.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct State {
+    services: BTreeMap<ObjectName, Service>,
+    slices: BTreeMap<ObjectName, EndpointSlice>,
+    nodes: BTreeMap<ObjectName, Node>,
+    /// The slices of each Service.
+    slices_of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
+    /// Slices that were rejected, and the Service that each is about.
+    rejected: BTreeMap<ObjectName, Option<ObjectName>>,
+    unreadable: usize,
+    synced: bool,
+}
+
+impl State {
+    /// Takes note of an event.
+    pub fn apply(&mut self, event: Event) {
+        match event {
+            Event::Apply(object) => {
+                self.remove(&object.reference());
+                self.insert(object);
+            }
+            Event::Delete(reference) => self.remove(&reference),
+            Event::Reject(rejected) => {
+                self.remove(&rejected.object);
+                if rejected.object.kind == Kind::EndpointSlice {
+                    self.rejected.insert(rejected.object.name, rejected.service);
+                }
+            }
+            Event::Unreadable(documents) => self.unreadable = documents,
+            Event::Synced => self.synced = true,
+        }
+    }
+
+    /// Whether all that there is has been seen once.
+    pub fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    /// All Services.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    /// The slices of a Service, by name.
+    pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &EndpointSlice> {
+        let names = self.slices_of.get(service).into_iter().flatten();
+        names.filter_map(|name| self.slices.get(name))
+    }
+
+    /// A Node, by name.
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(&ObjectName { namespace: Arc::from(""), name: Arc::from(name) })
+    }
+
+    /// Whether there may be endpoints of the Service that are not known.
+    pub fn may_lack_endpoints(&self, service: &ObjectName) -> bool {
+        self.unreadable > 0 || self.rejected.values().flatten().any(|about| about == service)
+    }
+
+    fn insert(&mut self, object: Object) {
+        match object {
+            Object::Service(service) => {
+                self.services.insert(service.name.clone(), service);
+            }
+            Object::Node(node) => {
+                self.nodes.insert(node.name.clone(), node);
+            }
+            Object::EndpointSlice(slice) => {
+                if let Some(service) = owner(&slice) {
+                    self.slices_of.entry(service).or_default().insert(slice.name.clone());
+                }
+                self.slices.insert(slice.name.clone(), slice);
+            }
+        }
+    }
+
+    fn remove(&mut self, reference: &ObjectRef) {
+        match reference.kind {
+            Kind::Service => drop(self.services.remove(&reference.name)),
+            Kind::Node => drop(self.nodes.remove(&reference.name)),
+            Kind::EndpointSlice => self.remove_slice(&reference.name),
+        }
+    }
+
+    fn remove_slice(&mut self, name: &ObjectName) {
+        self.rejected.remove(name);
+        let Some(service) = self.slices.remove(name).as_ref().and_then(owner) else { return };
+        if let Some(names) = self.slices_of.get_mut(&service) {
+            names.remove(name);
+            if names.is_empty() {
+                self.slices_of.remove(&service);
+            }
+        }
+    }
+}
+
+/// The Service that a slice belongs to: one of its own namespace.
+fn owner(slice: &EndpointSlice) -> Option<ObjectName> {
+    let name = Arc::clone(slice.service.as_ref()?);
+    Some(ObjectName { namespace: Arc::clone(&slice.name.namespace), name })
+}

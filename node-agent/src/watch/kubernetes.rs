@@ -1,0 +1,249 @@
+//! The Kubernetes API.
+//!
+//! Only what is used crosses the wire: selectors leave out what kube-proxy
+//! leaves out (`pkg/proxy/config/config.go` and `cmd/kube-proxy/app/server.go`
+//! in kubernetes/kubernetes), and of Nodes only the own one is watched. Each
+//! object is reduced to the model as soon as it is read.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use futures::stream::{BoxStream, select_all};
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc::Sender;
+use tracing::{info, warn};
+
+use crate::model::convert::{self, HEADLESS, PROXY_NAME, Rejected};
+use crate::model::{Kind, Object, ObjectName, ObjectRef};
+use crate::state::Event;
+
+/// How many events are handed on together at most, so that a long list does not
+/// wait for its end.
+const BATCH: usize = 512;
+
+/// Why the API can't be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum KubernetesError {
+    /// There is no configuration.
+    #[error(
+        "no Kubernetes API is configured: run in a pod with a service account, or set KUBECONFIG, \
+         or read manifests with --from DIR"
+    )]
+    Config(#[source] kube::config::InferConfigError),
+    /// The configuration can't be used.
+    #[error("cannot make a client for the Kubernetes API")]
+    Client(#[source] kube::Error),
+}
+
+/// Sends what the API holds, and then its changes, until the receiver is gone.
+/// An API that is away is waited for.
+pub(super) async fn follow(
+    node_name: &str,
+    sender: &Sender<Vec<Event>>,
+) -> Result<(), KubernetesError> {
+    let config = kube::Config::infer().await.map_err(KubernetesError::Config)?;
+    info!(api = %config.cluster_url, "watching the Kubernetes API");
+    let client = Client::try_from(config).map_err(KubernetesError::Client)?;
+    watch(client, node_name, sender).await;
+    Ok(())
+}
+
+async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
+    let not_another_proxys = format!("!{PROXY_NAME}");
+    let slices = format!("!{PROXY_NAME},!{HEADLESS}");
+    let own_node = format!("metadata.name={node_name}");
+    let streams = [
+        stream::<Service>(&client, config().labels(&not_another_proxys), |it| {
+            Ok(Some(Object::Service(convert::service(it)?)))
+        }),
+        stream::<EndpointSlice>(&client, config().labels(&slices), |it| {
+            Ok(convert::endpoint_slice(it)?.map(Object::EndpointSlice))
+        }),
+        stream::<Node>(&client, config().fields(&own_node), |it| {
+            Ok(Some(Object::Node(convert::node(&it.metadata))))
+        }),
+    ];
+    let mut trackers = streams.each_ref().map(|_| Tracker::default());
+    let streams = (0..).zip(streams).map(|(index, stream)| stream.map(move |it| (index, it)).boxed());
+    let mut changes = select_all(streams).ready_chunks(BATCH);
+    let mut synced = false;
+    while let Some(chunk) = changes.next().await {
+        let mut events: Vec<Event> =
+            chunk.into_iter().flat_map(|(index, change)| trackers[index].observe(change)).collect();
+        if !synced && trackers.iter().all(|tracker| tracker.listed) {
+            synced = true;
+            events.push(Event::Synced);
+        }
+        if !events.is_empty() && sender.send(events).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A change of one kind of objects, reduced to the model.
+#[derive(Debug)]
+enum Change {
+    ListBegins,
+    /// `None` if the object is nothing to be read.
+    Seen(ObjectRef, Option<Result<Object, Rejected>>),
+    Gone(ObjectRef),
+    ListEnds,
+}
+
+/// Knows which objects of a kind the state has, so that those that are missing
+/// from a new list can be deleted: after a watch was interrupted for too long
+/// (410 Gone), the API tells what is, not what is gone.
+#[derive(Debug, Default)]
+struct Tracker {
+    known: BTreeSet<ObjectRef>,
+    /// While a list is read.
+    seen: BTreeSet<ObjectRef>,
+    /// Whether one list was read to its end.
+    listed: bool,
+}
+
+impl Tracker {
+    fn observe(&mut self, change: Change) -> Vec<Event> {
+        match change {
+            Change::ListBegins => {
+                self.seen.clear();
+                Vec::new()
+            }
+            Change::ListEnds => {
+                self.listed = true;
+                let seen = std::mem::take(&mut self.seen);
+                let known = std::mem::replace(&mut self.known, seen);
+                known.difference(&self.known).cloned().map(Event::Delete).collect()
+            }
+            Change::Gone(reference) | Change::Seen(reference, None) => {
+                let was_known = self.known.remove(&reference);
+                self.seen.remove(&reference);
+                if was_known { vec![Event::Delete(reference)] } else { Vec::new() }
+            }
+            Change::Seen(reference, Some(object)) => {
+                self.known.insert(reference.clone());
+                self.seen.insert(reference);
+                vec![match object {
+                    Ok(object) => Event::Apply(object),
+                    Err(rejected) => {
+                        warn!("{rejected}");
+                        Event::Reject(rejected)
+                    }
+                }]
+            }
+        }
+    }
+}
+
+/// The changes of one kind. Errors are logged and waited out with a growing
+/// delay.
+fn stream<K>(
+    client: &Client,
+    config: watcher::Config,
+    convert: impl Fn(K) -> Result<Option<Object>, Rejected> + Send + 'static,
+) -> BoxStream<'static, Change>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let kind = match K::kind(&()).as_ref() {
+        "Service" => Kind::Service,
+        "EndpointSlice" => Kind::EndpointSlice,
+        _ => Kind::Node,
+    };
+    watcher(Api::<K>::all(client.clone()), config)
+        .default_backoff()
+        .inspect_err(move |error| warn!(?kind, %error, "the Kubernetes API did not answer as expected; trying again"))
+        .filter_map(|event| async { event.ok() })
+        .map(move |event| change(kind, event, &convert))
+        .boxed()
+}
+
+fn change<K: Resource>(
+    kind: Kind,
+    event: watcher::Event<K>,
+    convert: impl Fn(K) -> Result<Option<Object>, Rejected>,
+) -> Change {
+    match event {
+        watcher::Event::Init => Change::ListBegins,
+        watcher::Event::InitDone => Change::ListEnds,
+        watcher::Event::Delete(object) => Change::Gone(reference(kind, object.meta())),
+        watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+            let reference = reference(kind, object.meta());
+            Change::Seen(reference, convert(object).transpose())
+        }
+    }
+}
+
+fn reference(kind: Kind, metadata: &ObjectMeta) -> ObjectRef {
+    let name: ObjectName = match kind {
+        Kind::Node => convert::node(metadata).name,
+        Kind::Service | Kind::EndpointSlice => convert::object_name(metadata),
+    };
+    ObjectRef { kind, name }
+}
+
+fn config() -> watcher::Config {
+    watcher::Config::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str) -> (ObjectRef, Object) {
+        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+        let service = Service { metadata, ..Service::default() };
+        let object = Object::Service(convert::service(service).unwrap());
+        (object.reference(), object)
+    }
+
+    fn seen(name: &str) -> Change {
+        let (reference, object) = service(name);
+        Change::Seen(reference, Some(Ok(object)))
+    }
+
+    #[test]
+    fn a_new_list_deletes_what_is_missing_from_it() {
+        let mut tracker = Tracker::default();
+        for change in [Change::ListBegins, seen("a"), seen("b")] {
+            tracker.observe(change);
+        }
+        assert!(!tracker.listed);
+        assert_eq!(tracker.observe(Change::ListEnds), []);
+        assert!(tracker.listed);
+
+        tracker.observe(seen("c"));
+        for change in [Change::ListBegins, seen("b")] {
+            tracker.observe(change);
+        }
+        let deleted = tracker.observe(Change::ListEnds);
+        assert_eq!(deleted, [Event::Delete(service("a").0), Event::Delete(service("c").0)]);
+    }
+
+    #[test]
+    fn a_list_that_is_broken_off_deletes_nothing() {
+        let mut tracker = Tracker::default();
+        for change in [Change::ListBegins, seen("a"), Change::ListEnds, Change::ListBegins] {
+            tracker.observe(change);
+        }
+        for change in [Change::ListBegins, seen("a")] {
+            assert!(!matches!(tracker.observe(change)[..], [Event::Delete(_)]));
+        }
+        assert_eq!(tracker.observe(Change::ListEnds), []);
+    }
+
+    #[test]
+    fn an_object_that_is_gone_is_deleted_once() {
+        let mut tracker = Tracker::default();
+        tracker.observe(seen("a"));
+        let (reference, _) = service("a");
+        assert_eq!(tracker.observe(Change::Gone(reference.clone())), [Event::Delete(reference.clone())]);
+        assert_eq!(tracker.observe(Change::Gone(reference)), []);
+    }
+}

@@ -1,0 +1,101 @@
+//! What the tests of the agent share: manifests, and a node that runs shunt.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use lab::{Agent, Node};
+use serde_json::Value;
+
+/// What the agent logs once its table is written and its programs attached.
+pub const READY: &str = "ready: the table is written";
+/// How long to wait for something that takes milliseconds, on a machine that
+/// may be busy. Only a hang is ever this long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A Service with one TCP port and one EndpointSlice.
+pub struct Service<'a> {
+    pub name: &'a str,
+    pub cluster_ip: &'a str,
+    pub annotations: &'a [(&'a str, &'a str)],
+    /// Address, node and port of each endpoint.
+    pub endpoints: Vec<(IpAddr, &'a str)>,
+    pub target_port: u16,
+}
+
+impl Default for Service<'_> {
+    fn default() -> Self {
+        Self {
+            name: "cart",
+            cluster_ip: "10.96.0.10",
+            annotations: &[],
+            endpoints: Vec::new(),
+            target_port: 8080,
+        }
+    }
+}
+
+impl Service<'_> {
+    /// Both objects as YAML.
+    pub fn yaml(&self) -> String {
+        let Self { name, cluster_ip, target_port, .. } = self;
+        let mut annotations = String::new();
+        for (key, value) in self.annotations {
+            let _ = write!(annotations, "{key}: \"{value}\", ");
+        }
+        let family = if cluster_ip.contains(':') { "IPv6" } else { "IPv4" };
+        let mut endpoints = String::new();
+        for (address, node) in &self.endpoints {
+            let _ = writeln!(endpoints, "- {{addresses: [\"{address}\"], nodeName: {node}}}");
+        }
+        let endpoints = if endpoints.is_empty() { "[]".to_owned() } else { endpoints };
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{namespace: shop, name: {name}, \
+             annotations: {{{annotations}}}}}\nspec:\n  clusterIP: \"{cluster_ip}\"\n  \
+             clusterIPs: [\"{cluster_ip}\"]\n  ports: [{{name: http, port: 80, protocol: TCP}}]\n\
+             ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{namespace: \
+             shop, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}\n\
+             addressType: {family}\nports: [{{name: http, port: {target_port}, protocol: TCP}}]\n\
+             endpoints:\n{endpoints}\n"
+        )
+    }
+}
+
+/// Starts the agent and waits until it is ready.
+pub fn start(node: &Node, args: &[&str]) -> Agent {
+    let mut agent = node.agent(args).unwrap();
+    agent.wait_for_log(READY, PATIENCE).unwrap();
+    agent
+}
+
+/// The JSON of a CLI command.
+pub fn json(node: &Node, args: &[&str]) -> Value {
+    let output = node.shunt(&[args, &["-o", "json"]].concat()).unwrap();
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What a command wrote to standard error.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The endpoints of the first route's tier, in the live table.
+pub fn live_endpoints(node: &Node, service: &str, scope: &str) -> Vec<String> {
+    let report = json(node, &["routes", "--service", service]);
+    let tiers = report["routes"][0]["tiers"].as_array().cloned().unwrap_or_default();
+    let tier = tiers.iter().find(|tier| tier["scope"] == scope);
+    let endpoints = tier.and_then(|tier| tier["endpoints"].as_array().cloned()).unwrap_or_default();
+    endpoints.iter().filter_map(|endpoint| endpoint.as_str().map(str::to_owned)).collect()
+}
+
+/// Waits until a condition holds.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

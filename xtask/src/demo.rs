@@ -1,0 +1,270 @@
+//! `cargo xtask demo`: the main job on this machine, with its real output.
+//!
+//! Two nodes and five pods are made of network namespaces and cgroups; an agent
+//! runs on n1, and n2 is left to the stand-in for kube-proxy.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::report::{ConnectReport, PingPongBench};
+use lab::{Agent, Lab, LogOutput, Node, Options, Place, Pod, Server, ServiceRule};
+
+use crate::stats::Samples;
+
+/// The manifests that the demo uses, from the root of the project.
+const MANIFESTS: &str = "deploy/demo";
+const CART: &str = "10.96.0.10:80";
+const PAY: &str = "10.96.0.20:80";
+/// How long to wait for the agent.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Interleaved repetitions of the latency measurement.
+const ROUNDS: usize = 5;
+
+/// Runs all of it.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let mut lab = Lab::with("demo", Options { logs: LogOutput::OnPanic, ..Options::default() })?;
+    let stage = Stage::build(&mut lab, &root.join(MANIFESTS))?;
+    let mut agent = stage.show_table()?;
+    stage.show_local_connect()?;
+    stage.show_splice()?;
+    stage.show_latency()?;
+    stage.show_failover(&mut agent)?;
+    stage.show_dead_agent(agent)?;
+    drop(stage);
+    let name = lab.name().to_owned();
+    lab.close().context("remove the lab")?;
+    show_clean(&name)
+}
+
+/// The nodes, pods and servers of the demo.
+struct Stage {
+    n1: Node,
+    n2: Node,
+    client: Pod,
+    cart_1: Pod,
+    pay_1: Pod,
+    cart_2: Pod,
+    pay_2: Pod,
+    servers: Vec<Server>,
+}
+
+impl Stage {
+    fn build(lab: &mut Lab, manifests: &Path) -> Result<Self> {
+        title("Two nodes, five pods, two Services");
+        let n1 = lab.node("n1")?;
+        let n2 = lab.node("n2")?;
+        let stage = Self {
+            client: n1.pod("client", Some("10.244.1.2"))?,
+            cart_1: n1.pod("cart-1", Some("10.244.1.5"))?,
+            pay_1: n1.pod("pay-1", Some("10.244.1.6"))?,
+            cart_2: n2.pod("cart-2", Some("10.244.2.7"))?,
+            pay_2: n2.pod("pay-2", Some("10.244.2.8"))?,
+            servers: Vec::new(),
+            n1,
+            n2,
+        };
+        for node in [&stage.n1, &stage.n2] {
+            copy_manifests(manifests, node)?;
+        }
+        let stage = stage.serve()?;
+        // What a node has without shunt. On n2 each Service has only the pod
+        // next door, so that the latencies below compare the same distance.
+        let rule = |vip: &str, endpoints: &[&str]| service_rule(vip, endpoints);
+        stage.n1.kube_proxy(&[
+            rule(CART, &["10.244.1.5:8080", "10.244.2.7:8080"])?,
+            rule(PAY, &["10.244.1.6:9090", "10.244.2.8:9090"])?,
+        ])?;
+        stage.n2.kube_proxy(&[rule(PAY, &["10.244.2.8:9090"])?])?;
+        say("n1: client 10.244.1.2, cart-1 10.244.1.5, pay-1 10.244.1.6; runs shunt");
+        say("n2: cart-2 10.244.2.7, pay-2 10.244.2.8; stand-in for kube-proxy only");
+        Ok(stage)
+    }
+
+    fn serve(mut self) -> Result<Self> {
+        for (pod, listen, id) in [
+            (&self.cart_1, "0.0.0.0:8080", "cart-1 on n1"),
+            (&self.pay_1, "0.0.0.0:9090", "pay-1 on n1"),
+            (&self.cart_2, "0.0.0.0:8080", "cart-2 on n2"),
+            (&self.pay_2, "0.0.0.0:9090", "pay-2 on n2"),
+        ] {
+            let args = ["serve", "--listen", listen, "--id", id, "--cpu", "1"];
+            self.servers.push(Server::start(pod.start_lab_pod(&args)?)?);
+        }
+        Ok(self)
+    }
+
+    fn show_table(&self) -> Result<Agent> {
+        title("The routing table of n1");
+        let mut agent = self.n1.agent(&[])?;
+        agent.wait_for_log("ready: the table is written", PATIENCE)?;
+        self.show(&["routes"])?;
+        Ok(agent)
+    }
+
+    fn show_local_connect(&self) -> Result<()> {
+        title("A client on n1 connects to the ClusterIP, ten times");
+        for _ in 0..10 {
+            let report = self.client.connect(CART)?;
+            expect_answer(&report, "cart-1 on n1")?;
+            ensure!(report.peer == Some(CART.parse()?), "getpeername shows {:?}", report.peer);
+        }
+        say("each was answered by cart-1, the pod on its own node");
+        say(&format!("getpeername still says {CART}"));
+        Ok(())
+    }
+
+    fn show_splice(&self) -> Result<()> {
+        title("The pair is spliced");
+        let bench = self.client.start_lab_pod(&["bench-pingpong", CART, "--seconds", "1.5"])?;
+        let deadline = Instant::now() + PATIENCE;
+        let text = loop {
+            let text = self.shunt(&["sockets"])?;
+            if text.contains("spliced") {
+                break text;
+            }
+            ensure!(Instant::now() < deadline, "the connection was not spliced:\n{text}");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        println!("{}", indent(&text));
+        let report: PingPongBench = bench.finish()?;
+        say(&format!("{} round trips of {} bytes went past TCP", report.count, report.size));
+        Ok(())
+    }
+
+    /// Three ways to a pod on the same node: through the stand-in on n2, with
+    /// the connect redirected, and spliced as well.
+    fn show_latency(&self) -> Result<()> {
+        title("Round trip to a pod on the same node, 64 bytes, median");
+        let mut contenders = [
+            ("kube-proxy stand-in", &self.cart_2, PAY, Samples::default()),
+            ("connect-time redirect", &self.client, PAY, Samples::default()),
+            ("redirect + splice", &self.client, CART, Samples::default()),
+        ];
+        for _ in 0..ROUNDS {
+            for (_, pod, target, samples) in &mut contenders {
+                let args = ["bench-pingpong", target, "--seconds", "0.4", "--cpu", "0"];
+                let report: PingPongBench = pod.lab_pod(&args)?;
+                samples.add(report.p50_ns as f64 / 1000.0);
+            }
+        }
+        let base = contenders[0].3.median();
+        for (name, _, _, samples) in &contenders {
+            say(&format!(
+                "{name:<22} {:6.1} µs  ({:.2} of the stand-in)",
+                samples.median(),
+                samples.median() / base
+            ));
+        }
+        Ok(())
+    }
+
+    fn show_failover(&self, _agent: &mut Agent) -> Result<()> {
+        title("The local endpoint leaves the manifests");
+        let path = self.n1.manifests().join("cart.yaml");
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        self.n1.write_manifest("cart.yaml", &without_endpoint(&text, "10.244.1.5")?)?;
+        let changed = Instant::now();
+        loop {
+            let report = self.client.connect(CART)?;
+            if report.id.as_deref() == Some("cart-2 on n2") {
+                break;
+            }
+            expect_answer(&report, "cart-1 on n1")?;
+            ensure!(changed.elapsed() < PATIENCE, "connects still land on cart-1");
+        }
+        say("the next connect is answered by cart-2 on n2");
+        self.show(&["routes", "--service", "shop/cart"])
+    }
+
+    fn show_dead_agent(&self, agent: Agent) -> Result<()> {
+        title("The agent is killed (SIGKILL)");
+        agent.kill()?;
+        for _ in 0..10 {
+            expect_answer(&self.client.connect(CART)?, "cart-2 on n2")?;
+            expect_answer(&self.client.connect(PAY)?, "pay-1 on n1")?;
+        }
+        say("ten connects to each Service still land where the table says");
+        self.show(&["uninstall"])
+    }
+
+    fn show(&self, args: &[&str]) -> Result<()> {
+        println!("$ shunt {}\n{}", args.join(" "), indent(&self.shunt(args)?));
+        Ok(())
+    }
+
+    fn shunt(&self, args: &[&str]) -> Result<String> {
+        let output = self.n1.shunt(args)?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "shunt {args:?} failed: {errors}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+fn show_clean(lab: &str) -> Result<()> {
+    title("Clean-up");
+    let left = lab::remains(lab)?;
+    ensure!(left.is_empty(), "the demo left behind: {left:?}");
+    say("no namespace, cgroup, pin, link or rule is left");
+    Ok(())
+}
+
+fn copy_manifests(from: &Path, node: &Node) -> Result<()> {
+    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().context("a manifest has a name")?.to_string_lossy().into_owned();
+        node.write_manifest(&name, &fs::read_to_string(&path)?)?;
+    }
+    Ok(())
+}
+
+/// The manifest without the list item that holds this address.
+fn without_endpoint(yaml: &str, address: &str) -> Result<String> {
+    let marker = format!("  - addresses: [{address}]");
+    let start = yaml.find(&marker).with_context(|| format!("no endpoint {address}"))?;
+    let rest = &yaml[start + marker.len()..];
+    let end = rest.find("\n  - ").map_or(yaml.len(), |at| start + marker.len() + at + 1);
+    Ok(format!("{}{}", &yaml[..start], &yaml[end..]))
+}
+
+fn service_rule(vip: &str, endpoints: &[&str]) -> Result<ServiceRule> {
+    let vip: SocketAddr = vip.parse()?;
+    let endpoints: Vec<SocketAddr> =
+        endpoints.iter().map(|address| address.parse()).collect::<Result<_, _>>()?;
+    Ok(ServiceRule::tcp(vip.ip(), vip.port(), &endpoints))
+}
+
+fn expect_answer(report: &ConnectReport, id: &str) -> Result<()> {
+    ensure!(report.id.as_deref() == Some(id), "expected an answer of {id}: {report:?}");
+    Ok(())
+}
+
+fn title(text: &str) {
+    println!("\n== {text}");
+}
+
+fn say(text: &str) {
+    println!("   {text}");
+}
+
+fn indent(text: &str) -> String {
+    text.trim_end().lines().map(|line| format!("   {line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_cut_out_of_a_manifest() {
+        let yaml = "endpoints:\n  - addresses: [10.0.0.1]\n    nodeName: n1\n  - addresses: \
+                    [10.0.0.2]\n    nodeName: n2\n";
+        let first = without_endpoint(yaml, "10.0.0.1").unwrap();
+        assert_eq!(first, "endpoints:\n  - addresses: [10.0.0.2]\n    nodeName: n2\n");
+        let last = without_endpoint(yaml, "10.0.0.2").unwrap();
+        assert_eq!(last, "endpoints:\n  - addresses: [10.0.0.1]\n    nodeName: n1\n");
+        assert!(without_endpoint(yaml, "10.0.0.3").is_err());
+    }
+}
