@@ -75,14 +75,24 @@ impl RoutesReport {
         if self.routes.is_empty() {
             return head;
         }
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
-        table.set_header(["SERVICE", "CLUSTER IP", "VERDICT", "PREFER", "TIER", "ENDPOINTS"]);
+        let mut table =
+            plain_table(["SERVICE", "CLUSTER IP", "VERDICT", "PREFER", "TIER", "ENDPOINTS"]);
         for route in &self.routes {
             add_rows(&mut table, route, wide);
         }
         format!("{head}\n\n{}", table.trim_fmt())
     }
+}
+
+/// A table without lines, as `kubectl` prints them.
+pub(crate) fn plain_table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
 }
 
 /// One row for each tier; the first says what the route is.

@@ -14,7 +14,7 @@ use crate::watch::Source;
 
 /// Keeps the routing of this node up to date.
 #[derive(Args, Debug)]
-pub struct AgentArgs {
+pub(super) struct AgentArgs {
     /// Name of the node that this runs on, as Kubernetes knows it.
     #[arg(long, env = "NODE_NAME")]
     node_name: String,

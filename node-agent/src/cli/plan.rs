@@ -15,7 +15,7 @@ use crate::watch::folder;
 /// What the routing table of a node would be, without touching a kernel. Needs
 /// no root.
 #[derive(Args, Debug)]
-pub struct PlanArgs {
+pub(super) struct PlanArgs {
     /// Folder with Service, EndpointSlice and Node manifests.
     #[arg(long, value_name = "DIR")]
     from: PathBuf,

@@ -12,7 +12,7 @@ use crate::tables::ServicePortName;
 /// The routing table that is in force on this node, read from the kernel. Works
 /// without the agent.
 #[derive(Args, Debug)]
-pub struct RoutesArgs {
+pub(super) struct RoutesArgs {
     /// Only this Service.
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service_name)]
     service: Option<(String, String)>,

@@ -5,17 +5,17 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use clap::Args;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use shunt_common::{Role, ServiceKey, SocketEntry, SocketKey, address};
 
 use super::{Output, PinsArgs, print};
 use crate::bpf::{KernelMaps, check_privileges};
+use crate::report::plain_table;
 
 /// Same-node connections of the Services that are spliced, and whether they
 /// are.
 #[derive(Args, Debug)]
-pub struct SocketsArgs {
+pub(super) struct SocketsArgs {
     /// How to print it.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -114,9 +114,7 @@ fn table(report: &SocketsReport) -> String {
     if report.sockets.is_empty() {
         return "No same-node connections of spliced Services.".to_owned();
     }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header([
+    let mut table = plain_table([
         "CLIENT", "SERVER", "SERVICE", "STATE", "TO SERVER", "BYTES", "TO CLIENT", "BYTES",
     ]);
     for pair in &report.sockets {

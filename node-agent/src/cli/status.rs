@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use shunt_common::{Counter, Heartbeat, LAYOUT_VERSION};
 
@@ -15,11 +14,12 @@ use crate::bpf::{
     Attachment, Cgroup, Features, Fill, KernelMaps, ProgramState, Splicing, cgroup_path,
     check_privileges, programs,
 };
+use crate::report::plain_table;
 
 /// Programs and where they are attached, how full the maps are, the agent's
 /// sign of life, and counters by reason. Works without the agent.
 #[derive(Args, Debug)]
-pub struct StatusArgs {
+pub(super) struct StatusArgs {
     /// How to print it.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -158,18 +158,18 @@ fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
         report.node,
         agent_text(&report.agent),
     );
-    let mut programs = new_table(["PROGRAM", "ATTACHED TO", "PROGRAM ID", "LINK ID"]);
+    let mut programs = plain_table(["PROGRAM", "ATTACHED TO", "PROGRAM ID", "LINK ID"]);
     let id = |id: Option<u32>| id.map_or_else(|| "-".to_owned(), |id| id.to_string());
     for program in &report.programs {
         let to = program.to.clone().unwrap_or_else(|| "not attached".to_owned());
         programs.add_row([program.name.to_owned(), to, id(program.program_id), id(program.link_id)]);
     }
-    let mut maps = new_table(["MAP", "USED", "CAPACITY", ""]);
+    let mut maps = plain_table(["MAP", "USED", "CAPACITY", ""]);
     for map in &report.maps {
         let full = if map.full { "FULL: what does not fit in is left to kube-proxy" } else { "" };
         maps.add_row([map.name, &map.used.to_string(), &map.capacity.to_string(), full]);
     }
-    let mut values = new_table(["COUNTER", "VALUE"]);
+    let mut values = plain_table(["COUNTER", "VALUE"]);
     for counter in Counter::ALL {
         values.add_row([counter.name(), &counters[counter as usize].to_string()]);
     }
@@ -184,13 +184,6 @@ fn agent_text(agent: &AgentStatus) -> String {
     }
     let limit = seconds(agent.stale_after_ms);
     format!("heartbeat {age} ago (pid {}, stale after {limit})", agent.pid)
-}
-
-fn new_table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(header);
-    table
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::bpf::{KernelMaps, check_privileges};
 /// Detaches and unpins everything that shunt has put into this kernel, and
 /// nothing else. kube-proxy goes on alone. Stop the agent first.
 #[derive(Args, Debug)]
-pub struct UninstallArgs {
+pub(super) struct UninstallArgs {
     /// Also while spliced connections are open: bytes that their readers have
     /// not read yet are lost.
     #[arg(long)]

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::model::convert::{self, Reason, Rejected};
-use crate::model::{Kind, Object, ObjectName, ObjectRef};
+use crate::model::{Kind, Object, ObjectRef};
 
 /// What one document of a file holds.
 #[derive(Clone, Debug, Eq, PartialEq)]
