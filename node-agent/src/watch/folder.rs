@@ -73,6 +73,9 @@ pub(super) async fn follow(
     directory: &Path,
     sender: &Sender<Vec<Event>>,
 ) -> Result<(), FolderError> {
+    let failed = |source| FolderError::Read { path: directory.to_owned(), source };
+    // Changes are told with absolute paths.
+    let directory = &std::path::absolute(directory).map_err(failed)?;
     let mut contents = Contents::default();
     // A folder that is not there at the start is a mistake; later it may return.
     let (mut watcher, mut changes) = watch(directory)?;
@@ -81,9 +84,9 @@ pub(super) async fn follow(
     let mut alive = send(first, sender).await;
     let mut blank = BTreeMap::new();
     while alive {
-        let seen = next(&mut changes, &blank).await;
-        if seen.folder_gone || !directory.is_dir() {
-            warn!(folder = %directory.display(), "the folder of manifests is gone; its objects are kept");
+        let seen = next(directory, &mut changes, &blank).await;
+        if seen.folder_gone {
+            warn!(folder = %directory.display(), "the folder of manifests is gone; its objects are kept until it is back");
             (watcher, changes) = wait_for_return(directory).await;
             info!(folder = %directory.display(), "the folder of manifests is back");
             alive = send(rescan(&mut contents, directory), sender).await;
@@ -107,17 +110,22 @@ struct Seen {
     /// Something that is not a manifest, such as the symlink of a ConfigMap
     /// volume, or more than could be told.
     everything: bool,
+    /// The folder that was followed is gone, though another may be in its place.
     folder_gone: bool,
 }
 
 type Changes = UnboundedReceiver<notify::Result<notify::Event>>;
 
 /// Waits for changes, or until a blank file is due to be read again.
-async fn next(changes: &mut Changes, blank: &BTreeMap<PathBuf, Instant>) -> Seen {
+async fn next(
+    directory: &Path,
+    changes: &mut Changes,
+    blank: &BTreeMap<PathBuf, Instant>,
+) -> Seen {
     let mut seen = Seen::default();
     let due = blank.values().min().copied();
     tokio::select! {
-        Some(change) = changes.recv() => seen.add(change),
+        Some(change) = changes.recv() => seen.add(directory, change),
         () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
         else => seen.folder_gone = true,
     }
@@ -125,7 +133,7 @@ async fn next(changes: &mut Changes, blank: &BTreeMap<PathBuf, Instant>) -> Seen
         sleep(GATHER).await;
     }
     while let Ok(change) = changes.try_recv() {
-        seen.add(change);
+        seen.add(directory, change);
     }
     let now = Instant::now();
     seen.files.extend(blank.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
@@ -133,13 +141,18 @@ async fn next(changes: &mut Changes, blank: &BTreeMap<PathBuf, Instant>) -> Seen
 }
 
 impl Seen {
-    fn add(&mut self, change: notify::Result<notify::Event>) {
+    fn add(&mut self, directory: &Path, change: notify::Result<notify::Event>) {
         let Ok(event) = change else {
             self.everything = true;
             return;
         };
         self.everything |= event.need_rescan();
         match event.kind {
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
+                if event.paths.iter().any(|path| path == directory) =>
+            {
+                self.folder_gone = true;
+            }
             EventKind::Access(AccessKind::Close(AccessMode::Write))
             | EventKind::Modify(ModifyKind::Name(_) | ModifyKind::Metadata(_))
             | EventKind::Remove(_) => self.add_paths(event.paths),
