@@ -1,12 +1,10 @@
 //! The agent on a lab node: manifests in, connects out.
 
-mod support;
-
 use std::process::Command;
 
 use lab::{Lab, Place as _, ServiceRule};
 use serde_json::Value;
-use support::{READY, Service, json, live_endpoints, start, stderr, wait_until};
+use lab::fixture::{READY, Service, json, live_endpoints, start, stderr, wait_until};
 
 const CART: &str = "10.96.0.10:80";
 
@@ -109,7 +107,7 @@ fn an_agent_that_is_started_again_adopts_maps_and_links() {
 
     // Its log is appended to that of the first, which holds READY already.
     let mut second = node.agent(&["--prefer", "zone"]).unwrap();
-    second.wait_for_log("adopted=1", support::PATIENCE).unwrap();
+    second.wait_for_log("adopted=1", lab::fixture::PATIENCE).unwrap();
     wait_until("the new preference is in force", || {
         json(&node, &["routes"])["routes"][0]["prefer"] == "zone"
     });

@@ -1,13 +1,11 @@
 //! Whatever is wrong gets one clear message with what to do, and nothing else
 //! is lost.
 
-mod support;
-
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use lab::{Lab, Place as _};
-use support::{PATIENCE, Service, start, stderr};
+use lab::fixture::{PATIENCE, Service, start, stderr};
 
 fn shunt() -> Command {
     Command::new(lab::target_binary("shunt", "SHUNT_BIN").unwrap())
@@ -107,6 +105,6 @@ fn one_bad_object_does_not_stop_the_others() {
     }
     assert_eq!(client.connect("10.96.0.10:80").unwrap().id.as_deref(), Some("web"));
     // Not refused: what the bad slice would have said is not known.
-    let routes = support::json(&node, &["routes", "--service", "shop/bad"]);
+    let routes = lab::fixture::json(&node, &["routes", "--service", "shop/bad"]);
     assert_eq!(routes["routes"][0]["verdict"], "pass", "{routes}");
 }

@@ -1,10 +1,8 @@
 //! Spliced connections, with the real agent.
 
-mod support;
-
 use lab::report::{Listening, PingPongBench, StreamReport};
 use lab::{Lab, Options, Place as _};
-use support::{Service, json, start, wait_until};
+use lab::fixture::{Service, json, start, wait_until};
 
 const CART: &str = "10.96.0.10:80";
 const SPLICE: &[(&str, &str)] = &[("shunt.dev/splice", "on")];

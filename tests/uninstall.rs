@@ -1,15 +1,13 @@
 //! `shunt uninstall` leaves the kernel as it was. A test binary of its own, so
 //! that no other test makes programs meanwhile.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use lab::report::PingPongBench;
 use lab::{Lab, Place as _};
 use serde_json::Value;
-use support::{Service, start, stderr, wait_until};
+use lab::fixture::{Service, start, stderr, wait_until};
 
 /// Ids of all programs, links and maps.
 fn objects() -> BTreeSet<(&'static str, u64)> {
@@ -44,7 +42,7 @@ fn uninstall_leaves_programs_links_and_maps_as_before() {
     // While a spliced connection is open, unread bytes could be lost.
     let bench = client.start_lab_pod(&["bench-pingpong", "10.96.0.10:80", "--seconds", "3"]).unwrap();
     wait_until("the pair is spliced", || {
-        support::json(&node, &["sockets"])["sockets"][0]["spliced"] == true
+        lab::fixture::json(&node, &["sockets"])["sockets"][0]["spliced"] == true
     });
     agent.stop().unwrap();
     let refused = node.shunt(&["uninstall"]).unwrap();

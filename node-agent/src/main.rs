@@ -1,6 +1,6 @@
 //! The program `shunt`.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -13,7 +13,11 @@ fn main() -> ExitCode {
         .with_default_directive(LevelFilter::INFO.into())
         .with_env_var("SHUNT_LOG")
         .from_env_lossy();
-    tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter).init();
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_env_filter(filter)
+        .init();
     match Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use lab::report::{ConnectReport, LoadReport};
+use lab::report::{ConnectReport, Landing, LoadReport};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::socket;
 use crate::{ConnectArgs, LoadArgs};
@@ -33,6 +34,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
         timeout: args.timeout_ms,
         left: AtomicU64::new(args.count.unwrap_or(u64::MAX)),
         stopped: AtomicBool::new(false),
+        trace: args.trace,
     };
     let report = thread::scope(|scope| -> Result<LoadReport> {
         let threads: Vec<_> = (0..args.threads)
@@ -57,13 +59,20 @@ struct Load {
     timeout: Duration,
     left: AtomicU64,
     stopped: AtomicBool,
+    trace: bool,
 }
 
 impl Load {
     fn run(&self) -> LoadReport {
         let mut report = LoadReport::default();
         while self.take_one() {
-            report.add(connect(self.to, self.timeout, Close::Reset));
+            let start_ns = monotonic_ns();
+            let connect = connect(self.to, self.timeout, Close::Reset);
+            if let Some(id) = connect.id.clone().filter(|_| self.trace) {
+                let end_ns = monotonic_ns();
+                report.landings.push(Landing { start_ns, end_ns, id });
+            }
+            report.add(connect);
         }
         report
     }
@@ -103,6 +112,11 @@ fn connect(to: SocketAddr, timeout: Duration, close: Close) -> ConnectReport {
         Err(error) => report.errno = Some(socket::error_name(&error)),
     }
     report
+}
+
+fn monotonic_ns() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn read_id(mut stream: TcpStream, timeout: Duration) -> io::Result<String> {

@@ -55,6 +55,9 @@ struct ServeArgs {
     /// What to answer each connection with.
     #[arg(long, default_value = "")]
     id: String,
+    /// Answer the address that was connected to instead.
+    #[arg(long, conflicts_with = "id")]
+    id_is_address: bool,
     /// Close each connection at once: the other end of bench-connect.
     #[arg(long)]
     close: bool,
@@ -87,6 +90,9 @@ struct LoadArgs {
     /// Go on until standard input ends.
     #[arg(long)]
     until_stdin_closes: bool,
+    /// Report each connect with its time.
+    #[arg(long)]
+    trace: bool,
     #[arg(long, default_value = "10000", value_parser = milliseconds)]
     timeout_ms: Duration,
 }

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     listener
         .set_nonblocking(true)
         .context("make the listener non-blocking")?;
-    let mut server = Server::new(listener, &args.id)?;
+    let mut server = Server::new(listener, args)?;
     socket::announce(&server.listener)?;
     loop {
         server.turn()?;
@@ -45,7 +45,8 @@ fn close_all(listener: &TcpListener) -> Result<()> {
 struct Server {
     listener: TcpListener,
     epoll: Epoll,
-    greeting: Vec<u8>,
+    /// `None`: the address that was connected to.
+    greeting: Option<Vec<u8>>,
     connections: HashMap<u64, Connection>,
     events: Vec<EpollEvent>,
     buffer: Vec<u8>,
@@ -59,7 +60,7 @@ struct Connection {
 }
 
 impl Server {
-    fn new(listener: TcpListener, id: &str) -> Result<Self> {
+    fn new(listener: TcpListener, args: &ServeArgs) -> Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("make an epoll")?;
         epoll
             .add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))
@@ -67,7 +68,7 @@ impl Server {
         Ok(Self {
             listener,
             epoll,
-            greeting: format!("{id}\n").into_bytes(),
+            greeting: (!args.id_is_address).then(|| format!("{}\n", args.id).into_bytes()),
             connections: HashMap::new(),
             events: vec![EpollEvent::empty(); 256],
             buffer: vec![0; 256 * 1024],
@@ -102,7 +103,10 @@ impl Server {
             self.epoll
                 .add(&stream, EpollEvent::new(interest, token))
                 .context("watch a connection")?;
-            let unsent = self.greeting.clone();
+            let unsent = match &self.greeting {
+                Some(greeting) => greeting.clone(),
+                None => own_address(&stream).context("address of a connection")?,
+            };
             self.connections.insert(
                 token,
                 Connection {
@@ -165,6 +169,10 @@ impl Connection {
             EpollFlags::EPOLLOUT
         }
     }
+}
+
+fn own_address(stream: &TcpStream) -> io::Result<Vec<u8>> {
+    Ok(format!("{}\n", stream.local_addr()?.ip()).into_bytes())
 }
 
 fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {

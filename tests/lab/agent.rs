@@ -20,6 +20,8 @@ use crate::place::Place;
 pub struct Agent {
     child: Child,
     log: PathBuf,
+    /// Length of the log when this agent started.
+    log_start: usize,
     output: LogOutput,
 }
 
@@ -34,6 +36,7 @@ impl Node {
             .append(true)
             .open(&log)
             .with_context(|| format!("open {}", log.display()))?;
+        let length = file.metadata().context("length of the log")?.len();
         let child = self
             .command(shunt()?)
             .args(["agent", "--node-name", self.name()])
@@ -52,6 +55,7 @@ impl Node {
         Ok(Agent {
             child,
             log,
+            log_start: usize::try_from(length).context("length of the log")?,
             output: self.shared.options.logs,
         })
     }
@@ -90,7 +94,7 @@ impl Agent {
         &self.log
     }
 
-    /// Waits until the log holds the text.
+    /// Waits until this agent has logged the text.
     pub fn wait_for_log(&mut self, text: &str, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -130,9 +134,10 @@ impl Agent {
         self.child.wait().context("wait for the agent")
     }
 
-    fn read_log(&self) -> String {
+    /// What this agent has logged.
+    pub fn read_log(&self) -> String {
         let bytes = fs::read(&self.log).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
+        String::from_utf8_lossy(bytes.get(self.log_start..).unwrap_or_default()).into_owned()
     }
 }
 

@@ -37,6 +37,7 @@ mod binary;
 mod cgroup;
 mod network;
 
+pub mod fixture;
 pub mod pattern;
 pub mod report;
 

@@ -54,6 +54,15 @@ impl Pod {
         address::pod_v6(self.node, self.number)
     }
 
+    /// Gives the pod all addresses of a network, such as `10.250.0.0/16`: the
+    /// node routes it there, and a server on 0.0.0.0 answers for each.
+    pub fn add_network(&self, network: &str) -> Result<()> {
+        let builder = &self.shared.builder;
+        builder.ip(&self.node_namespace, &format!("route add {network} dev pod{}\n", self.number))?;
+        let namespace = self.entry.namespace().context("a pod has a namespace")?;
+        builder.ip(namespace, &format!("route add local {network} dev lo\n"))
+    }
+
     /// Ends the pod as a node does: kills its processes, then removes its
     /// routes, link, namespace and cgroup. Name and address are free again.
     pub fn remove(self) -> Result<()> {

@@ -37,6 +37,21 @@ pub struct LoadReport {
     pub errnos: BTreeMap<String, u64>,
     /// The longest connect(), whether it failed or not.
     pub max_connect_us: u64,
+    /// Each connect that was answered, if it was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub landings: Vec<Landing>,
+}
+
+/// When a connect was made, and who answered. Times are those of
+/// `CLOCK_MONOTONIC` in ns, the same in all processes.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Landing {
+    /// Before connect().
+    pub start_ns: u64,
+    /// After the answer.
+    pub end_ns: u64,
+    /// What the server called itself.
+    pub id: String,
 }
 
 impl LoadReport {
@@ -59,6 +74,7 @@ impl LoadReport {
             *self.errnos.entry(errno).or_default() += count;
         }
         self.max_connect_us = self.max_connect_us.max(other.max_connect_us);
+        self.landings.extend(other.landings);
     }
 }
 

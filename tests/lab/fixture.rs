@@ -1,13 +1,14 @@
 //! What the tests of the agent share: manifests, and a node that runs shunt.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+//! Everything here panics where a test would.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use lab::{Agent, Node};
 use serde_json::Value;
+
+use crate::{Agent, Node};
 
 /// What the agent logs once its table is written and its programs attached.
 pub const READY: &str = "ready: the table is written";
@@ -17,11 +18,15 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A Service with one TCP port and one EndpointSlice.
 pub struct Service<'a> {
+    /// Its name, in the namespace `shop`.
     pub name: &'a str,
+    /// Its only ClusterIP; the family of the EndpointSlice follows from it.
     pub cluster_ip: &'a str,
+    /// Annotations of the Service.
     pub annotations: &'a [(&'a str, &'a str)],
-    /// Address, node and port of each endpoint.
+    /// Address and node of each endpoint.
     pub endpoints: Vec<(IpAddr, &'a str)>,
+    /// Where each endpoint listens.
     pub target_port: u16,
 }
 
@@ -48,9 +53,9 @@ impl Service<'_> {
         let family = if cluster_ip.contains(':') { "IPv6" } else { "IPv4" };
         let mut endpoints = String::new();
         for (address, node) in &self.endpoints {
-            let _ = writeln!(endpoints, "- {{addresses: [\"{address}\"], nodeName: {node}}}");
+            let _ = write!(endpoints, "\n- {{addresses: [\"{address}\"], nodeName: {node}}}");
         }
-        let endpoints = if endpoints.is_empty() { "[]".to_owned() } else { endpoints };
+        let endpoints = if endpoints.is_empty() { " []".to_owned() } else { endpoints };
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{namespace: shop, name: {name}, \
              annotations: {{{annotations}}}}}\nspec:\n  clusterIP: \"{cluster_ip}\"\n  \
@@ -58,7 +63,7 @@ impl Service<'_> {
              ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{namespace: \
              shop, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}\n\
              addressType: {family}\nports: [{{name: http, port: {target_port}, protocol: TCP}}]\n\
-             endpoints:\n{endpoints}\n"
+             endpoints:{endpoints}\n"
         )
     }
 }
