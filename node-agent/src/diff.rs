@@ -26,3 +26,61 @@ pub fn diff(actual: &Tables, desired: &Tables) -> Vec<Op> {
     }
     ops
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::tables::{Endpoint, Prefer, Protocol, Scope, ServicePortName, Tier, Verdict};
+
+    /// A table with these Services: each has a name, which is its port too, and
+    /// the last numbers of its endpoints.
+    fn tables(node: &str, services: &[(u16, &[u8])]) -> Tables {
+        let route = |(port, endpoints): &(u16, &[u8])| {
+            let endpoint = |last: &u8| Endpoint { address: ([10, 0, 0, *last], 80).into(), local: true };
+            let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
+            let frontend =
+                Frontend { address: [10, 96, 0, 1].into(), port: *port, protocol: Protocol::Tcp };
+            let route = Route {
+                name: ServicePortName {
+                    namespace: Arc::from("shop"),
+                    service: Arc::from(port.to_string()),
+                    port: Arc::from(""),
+                },
+                verdict: Verdict::Balance,
+                prefer: Prefer::Node,
+                affinity_seconds: None,
+                splice: false,
+                tiers: vec![Tier { scope: Scope::Node, endpoints }],
+            };
+            (frontend, route)
+        };
+        let node = NodeIdentity { name: node.to_owned(), zone: None };
+        Tables { node, routes: services.iter().map(route).collect() }
+    }
+
+    /// The operations in short: `-80` withdraws, `+80` publishes.
+    fn check(actual: &Tables, desired: &Tables, expected: &[&str]) {
+        let short = |op: &Op| match op {
+            Op::Withdraw(frontend) => format!("-{}", frontend.port),
+            Op::Publish(frontend, route) => {
+                assert_eq!(desired.routes.get(frontend), Some(route));
+                format!("+{}", frontend.port)
+            }
+            Op::SetNode(node) => format!("node {}", node.name),
+        };
+        let ops: Vec<_> = diff(actual, desired).iter().map(short).collect();
+        assert_eq!(ops, expected);
+    }
+
+    #[test]
+    fn only_what_differs_is_written_and_withdrawals_come_first() {
+        let one = tables("n1", &[(80, &[5]), (81, &[6]), (82, &[7])]);
+        let two = tables("n1", &[(79, &[4]), (81, &[6]), (82, &[7, 8])]);
+        check(&one, &one, &[]);
+        check(&one, &two, &["-80", "+79", "+82"]);
+        check(&Tables::default(), &one, &["+80", "+81", "+82", "node n1"]);
+        check(&one, &tables("n2", &[]), &["-80", "-81", "-82", "node n2"]);
+    }
+}

@@ -52,7 +52,7 @@ pub struct RouteReport {
 pub struct TierReport {
     /// What bounds it.
     pub scope: Scope,
-    /// Sorted.
+    /// Sorted as text.
     pub endpoints: Vec<SocketAddr>,
 }
 
@@ -152,7 +152,8 @@ fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
 }
 
 fn tier_report(tier: &Tier) -> TierReport {
-    let endpoints = tier.endpoints.iter().map(|endpoint| endpoint.address).collect();
+    let mut endpoints: Vec<_> = tier.endpoints.iter().map(|endpoint| endpoint.address).collect();
+    endpoints.sort_by_cached_key(SocketAddr::to_string);
     TierReport { scope: tier.scope, endpoints }
 }
 

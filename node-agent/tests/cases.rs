@@ -1,0 +1,359 @@
+//! kube-proxy's rules as data (`cases/kube-proxy.yaml`), each restated from its
+//! upstream test or derived from its code, against the plan with `prefer=none`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::discovery::v1 as discovery;
+use node_agent::model::{Object, ServicePort, convert};
+use node_agent::plan::{Candidate, Place, Policy, candidates, plan, select};
+use node_agent::state::{Event, State};
+use node_agent::tables::{Frontend, Prefer, Protocol, Scope, Tables, Verdict};
+use serde_json::{Value, json};
+
+/// A ClusterIP for cases that name none.
+const CLUSTER_IP: &str = "10.96.0.10";
+const CLUSTER_IP_V6: &str = "fd00:96::10";
+
+/// Kinds whose cases say nothing that a plan decides: what is done to flows of
+/// the past, session affinity, metrics, health checks, NodePorts. They become
+/// tests together with the features that they are about.
+const NOT_OF_THE_PLAN: [&str; 7] =
+    ["change", "cleanup", "metric", "health", "affinity", "udp-cleanup", "nodeport-localhost"];
+
+#[test]
+fn every_case_of_kube_proxy_holds() {
+    let file: Value = serde_saphyr::from_str(include_str!("cases/kube-proxy.yaml")).unwrap();
+    let mut ran: BTreeMap<String, usize> = BTreeMap::new();
+    for case in list(&file["cases"]) {
+        let kind = text(&case["kind"]);
+        match kind {
+            "select" => check_select(case),
+            "slices" => check_slices(case, &case["slices"]),
+            "transition" => check_transition(case),
+            "flow" => check_flow(case),
+            "service" => check_service(case),
+            other => assert!(NOT_OF_THE_PLAN.contains(&other), "unknown kind {other}"),
+        }
+        *ran.entry(kind.to_owned()).or_default() += 1;
+    }
+    assert_eq!(json!(ran), file["counts"]);
+}
+
+/// One Service port, from endpoints to the set that a connect may use.
+fn check_select(case: &Value) {
+    let mut service = case["service"].clone();
+    merge(&mut service, json!({"name": "cart", "clusterIP": CLUSTER_IP, "ports": [{"port": 80}]}));
+    let endpoints = list(&case["endpoints"]);
+    let slices = endpoints.iter().enumerate().map(|(index, endpoint)| {
+        let mut endpoint = endpoint.clone();
+        endpoint["addresses"] = json!([endpoint["ip"]]);
+        json!({"name": format!("cart-{index}"), "service": "cart", "addressType": "IPv4",
+               "ports": [{"port": endpoint["port"]}], "endpoints": [endpoint]})
+    });
+    let state = state(case, [&service], slices.collect::<Vec<_>>().iter());
+    // All releases that shunt is for read hints for nodes.
+    if case["node_hints_enabled"] != false {
+        let tables = tables(&state, case);
+        expect_action(case, &tables, &frontend(CLUSTER_IP, 80, "TCP"), &case["expect"]["clusterip"]);
+    }
+    if case["expect"]["cluster_set"].is_array() {
+        let place = place(case, &state);
+        let service = state.services().next().unwrap();
+        let all = candidates(state.slices(&service.name), &service.ports[0], false, &place);
+        let usable = select(&all, false, &place).usable;
+        let usable = sorted(usable.iter().map(|it| json!(it.endpoint.address)));
+        assert_eq!(usable, case["expect"]["cluster_set"], "{case}");
+    }
+}
+
+/// Slices applied in order, to what is known of the endpoints and what is used.
+fn check_slices(case: &Value, slices: &Value) {
+    let expect = &case["expect"];
+    let mut keys: Vec<&str> = list(slices).iter().map(|slice| text(&slice["service"])).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let services: Vec<Value> = keys.iter().map(|name| service_for(case, slices, name)).collect();
+    let state = state(case, &services, list(slices));
+    let (mut held, mut usable) = (json!({}), json!({}));
+    for service in state.services() {
+        for port in &service.ports {
+            let key = format!("{}:{}/{}", service.name, port.name, port.protocol);
+            let candidates = of_port(case, &state, &service.name, port);
+            let route = &tables(&state, case).routes
+                [&frontend(&service.cluster_ips[0].to_string(), port.port, &port.protocol.to_string())];
+            let used = route.tiers[0].endpoints.iter().map(|it| json!(it.address));
+            // The file names what holds something, and what is asked for.
+            if !candidates.is_empty() {
+                held[&key] = sorted(candidates.iter().map(condition));
+            }
+            if !candidates.is_empty() || !expect["clusterip_usable"][&key].is_null() {
+                usable[&key] = sorted(used);
+            }
+        }
+    }
+    if let Some(allowed) = expect["clusterip_usable_any_of"].as_array() {
+        assert!(allowed.contains(&usable), "{usable}: {case}");
+        return;
+    }
+    assert_eq!(held, expect["held"], "{case}");
+    assert_eq!(usable, expect["clusterip_usable"], "{case}");
+}
+
+/// The slices after count, however they came about.
+fn check_transition(case: &Value) {
+    let all = [list(&case["before"]), list(&case["after"])].concat();
+    let mut changed = case.clone();
+    changed["deleted"] = list(&case["before"])
+        .iter()
+        .filter(|old| !list(&case["after"]).iter().any(|new| name_of(new) == name_of(old)))
+        .cloned()
+        .collect();
+    check_slices(&changed, &Value::Array(all));
+}
+
+/// Connects to ClusterIPs by pods and the node; what comes from outside, and
+/// what goes to other addresses, is not shunt's.
+fn check_flow(case: &Value) {
+    let before = state(case, list(&case["services"]), list(&case["slices"]));
+    let mut after = before.clone();
+    for name in list(&case["then"]["delete_slices"]) {
+        let slice = list(&case["slices"]).iter().find(|slice| slice["name"] == *name).unwrap();
+        after.apply(Event::Delete(slice_object(slice).unwrap().reference()));
+    }
+    let (before, after) = (tables(&before, case), tables(&after, case));
+    let cluster_ips: Vec<_> = list(&case["services"]).iter().map(|it| &it["clusterIP"]).collect();
+    for flow in list(&case["flows"]) {
+        let external = text(&flow["from"]).starts_with("external");
+        if external || !cluster_ips.contains(&&flow["dest"]) || flow["protocol"] == "SCTP" {
+            continue;
+        }
+        let port = u16::try_from(flow["port"].as_u64().unwrap()).unwrap();
+        let frontend = frontend(text(&flow["dest"]), port, text(&flow["protocol"]));
+        if flow["expect"]["action"] == "refuse" && !before.routes.contains_key(&frontend) {
+            // A port that the Service does not have: kube-proxy refuses, not shunt.
+            assert!(!services_have(case, &frontend), "{case}");
+            continue;
+        }
+        expect_action(case, &before, &frontend, &flow["expect"]);
+        if case["then"].is_object() {
+            expect_action(case, &after, &frontend, &case["then"]["expect"]);
+        }
+    }
+}
+
+/// Which addresses and ports are captured. Load-balancer addresses never are,
+/// nor is IPv4 in a case about IPv6.
+fn check_service(case: &Value) {
+    let service = &case["service"];
+    let versions = if service["before"].is_object() {
+        vec![&service["before"], &service["after"]]
+    } else {
+        vec![service]
+    };
+    let mut state = State::default();
+    for version in versions.into_iter().filter(|version| version.is_object()) {
+        state.apply(Event::Apply(service_object(version)));
+    }
+    let ipv6 = case["family"] == "IPv6";
+    let captured: Vec<Value> = tables(&state, case)
+        .routes
+        .keys()
+        .filter(|it| it.address.is_ipv6() == ipv6)
+        .map(|it| json!({"ip": it.address, "port": it.port, "protocol": it.protocol}))
+        .collect();
+    let own = |entry: &Value| json!({"ip": entry["ip"], "port": entry["port"], "protocol": entry["protocol"]});
+    if let Some(expected) = case["expect"]["captured"].as_array() {
+        let mut expected: Vec<Value> = expected.iter().map(own).collect();
+        expected.sort_by_key(|it| it["port"].as_u64());
+        assert_eq!(captured, expected, "{case}");
+    } else {
+        assert!(captured.iter().all(|it| it["ip"] == service["clusterIP"]), "{case}");
+    }
+}
+
+/// `drop` is what kube-proxy does for `Local` without a local endpoint; shunt
+/// refuses, so that the caller does not hang.
+fn expect_action(case: &Value, tables: &Tables, frontend: &Frontend, expect: &Value) {
+    let route = tables.routes.get(frontend);
+    let verdict = route.map(|route| route.verdict);
+    match text(&expect["action"]) {
+        "connect" => {
+            assert_eq!(verdict, Some(Verdict::Balance), "{case}");
+            let tiers = &route.unwrap().tiers;
+            assert!(tiers.iter().all(|tier| tier.scope != Scope::Zone), "prefer=none: {case}");
+            let endpoints = sorted(tiers[0].endpoints.iter().map(|it| json!(it.address)));
+            assert_eq!((&endpoints, tiers.len()), (&expect["to"], 1), "{case}");
+        }
+        "refuse" | "drop" => assert_eq!(verdict, Some(Verdict::Refuse), "{case}"),
+        other => panic!("action {other}: {case}"),
+    }
+}
+
+fn tables(state: &State, case: &Value) -> Tables {
+    let protocols = vec![Protocol::Tcp, Protocol::Udp];
+    plan(state, text(&case["node"]["name"]), &Policy { prefer: Prefer::None, protocols })
+}
+
+fn place<'a>(case: &'a Value, state: &'a State) -> Place<'a> {
+    let node = text(&case["node"]["name"]);
+    let zone = state.node(node).and_then(|node| node.zone.as_deref());
+    Place { node, zone, node_hints: case["node_hints_enabled"] != false }
+}
+
+fn of_port<'a>(
+    case: &Value,
+    state: &'a State,
+    service: &node_agent::model::ObjectName,
+    port: &ServicePort,
+) -> Vec<Candidate<'a>> {
+    let place = Place { node: text(&case["node"]["name"]), zone: None, node_hints: true };
+    candidates(state.slices(service), port, case["family"] == "IPv6", &place)
+}
+
+fn condition(candidate: &Candidate<'_>) -> Value {
+    let place = if candidate.endpoint.local { "local" } else { "remote" };
+    let it = candidate.of_slice;
+    let condition = match (it.ready, it.serving && it.terminating) {
+        (true, _) => "ready",
+        (false, true) => "serving-terminating",
+        (false, false) => "unready",
+    };
+    json!([candidate.endpoint.address.to_string(), place, condition])
+}
+
+/// As the file has them, by their text.
+fn sorted(values: impl Iterator<Item = Value>) -> Value {
+    let mut values: Vec<Value> = values.collect();
+    values.sort_by_key(Value::to_string);
+    Value::Array(values)
+}
+
+/// The state after the objects of a case, and after what it deletes.
+fn state<'a>(
+    case: &Value,
+    services: impl IntoIterator<Item = &'a Value>,
+    slices: impl IntoIterator<Item = &'a Value>,
+) -> State {
+    let mut state = State::default();
+    let mut labels = json!({});
+    if let Some(zone) = case["node"]["zone"].as_str() {
+        labels["topology.kubernetes.io/zone"] = json!(zone);
+    }
+    let metadata = json!({"name": case["node"]["name"], "labels": labels});
+    let node = convert::node(&serde_json::from_value(metadata).unwrap());
+    state.apply(Event::Apply(Object::Node(node)));
+    let objects = services.into_iter().map(service_object);
+    let objects = objects.chain(slices.into_iter().filter_map(slice_object));
+    objects.for_each(|object| state.apply(Event::Apply(object)));
+    for slice in list(&case["deleted"]) {
+        state.apply(Event::Delete(slice_object(slice).unwrap().reference()));
+    }
+    state
+}
+
+fn service_object(service: &Value) -> Object {
+    let ports: Vec<Value> = list(&service["ports"])
+        .iter()
+        .map(|port| json!({"name": port["name"], "port": port["port"], "protocol": port["protocol"]}))
+        .collect();
+    let object = json!({
+        "metadata": {"namespace": namespace(service), "name": service["name"].as_str().unwrap_or("cart"),
+                     "labels": service["labels"]},
+        "spec": {"type": service["type"], "clusterIP": service["clusterIP"],
+                 "clusterIPs": service["clusterIPs"], "ports": ports,
+                 "internalTrafficPolicy": service["internalTrafficPolicy"]},
+    });
+    Object::Service(convert::service(serde_json::from_value(object).unwrap()).unwrap())
+}
+
+fn slice_object(slice: &Value) -> Option<Object> {
+    let mut labels = slice["labels"].clone();
+    if slice["service"].is_string() {
+        merge(&mut labels, json!({"kubernetes.io/service-name": slice["service"]}));
+    }
+    let endpoints: Vec<Value> = list(&slice["endpoints"]).iter().map(endpoint).collect();
+    let object = json!({
+        "metadata": {"namespace": namespace(slice), "name": slice["name"], "labels": labels},
+        "addressType": slice["addressType"], "ports": slice["ports"], "endpoints": endpoints,
+    });
+    let slice: discovery::EndpointSlice = serde_json::from_value(object).unwrap();
+    convert::endpoint_slice(slice).unwrap().map(Object::EndpointSlice)
+}
+
+fn endpoint(endpoint: &Value) -> Value {
+    let named = |names: &Value| -> Vec<Value> {
+        list(names).iter().map(|name| json!({"name": name})).collect()
+    };
+    let hints = json!({"forZones": named(&endpoint["hint_zones"]), "forNodes": named(&endpoint["hint_nodes"])});
+    json!({
+        "addresses": endpoint["addresses"], "nodeName": endpoint["node"], "zone": endpoint["zone"],
+        "conditions": {"ready": endpoint["ready"], "serving": endpoint["serving"],
+                       "terminating": endpoint["terminating"]},
+        "hints": hints,
+    })
+}
+
+/// A Service with each port that its slices ever had, and each that is asked for,
+/// over TCP and UDP.
+fn service_for(case: &Value, slices: &Value, name: &str) -> Value {
+    let of_service = list(slices).iter().filter(|slice| text(&slice["service"]) == name);
+    let mut names: Vec<&str> =
+        of_service.clone().flat_map(|slice| list(&slice["ports"])).map(|port| text(&port["name"])).collect();
+    let asked = case["expect"]["clusterip_usable"].as_object().into_iter().flat_map(|it| it.keys());
+    names.extend(asked.filter_map(|key| key.split_once(':')?.1.split('/').next()));
+    names.sort_unstable();
+    names.dedup();
+    let ports: Vec<Value> = (80..)
+        .zip(names)
+        .flat_map(|(port, name)| {
+            ["TCP", "UDP"].map(|protocol| json!({"port": port, "name": name, "protocol": protocol}))
+        })
+        .collect();
+    let cluster_ip = if case["family"] == "IPv6" {
+        CLUSTER_IP_V6.to_owned()
+    } else {
+        // One of its own for each of a transition's Services.
+        format!("10.96.1.{}", name.bytes().next().unwrap_or(0))
+    };
+    let namespace = of_service.map(namespace).next();
+    json!({"namespace": namespace, "name": name, "clusterIP": cluster_ip, "ports": ports})
+}
+
+fn services_have(case: &Value, frontend: &Frontend) -> bool {
+    list(&case["services"]).iter().any(|service| {
+        text(&service["clusterIP"]).parse() == Ok(frontend.address)
+            && list(&service["ports"]).iter().any(|port| {
+                port["port"] == frontend.port && port["protocol"] == frontend.protocol.to_string()
+            })
+    })
+}
+
+fn frontend(address: &str, port: u16, protocol: &str) -> Frontend {
+    let protocol = if protocol == "UDP" { Protocol::Udp } else { Protocol::Tcp };
+    Frontend { address: address.parse().unwrap(), port, protocol }
+}
+
+fn merge(into: &mut Value, from: Value) {
+    if into.is_null() {
+        *into = json!({});
+    }
+    into.as_object_mut().unwrap().extend(from.as_object().unwrap().clone());
+}
+
+fn name_of(object: &Value) -> (&str, &Value) {
+    (namespace(object), &object["name"])
+}
+
+fn namespace(object: &Value) -> &str {
+    object["namespace"].as_str().unwrap_or("default")
+}
+
+/// Empty if it is absent.
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// Empty if it is absent.
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
