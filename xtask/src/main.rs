@@ -17,6 +17,8 @@ mod demo;
 mod command;
 mod stats;
 
+use std::process::ExitCode;
+
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 
@@ -48,8 +50,18 @@ enum Task {
     Bench(bench::BenchArgs),
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().task {
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    match task {
         Task::Setup(args) => setup::run(&args),
         Task::Build(args) => {
             setup::ensure(&[Need::Build])?;
@@ -69,6 +81,14 @@ fn main() -> Result<()> {
             bench::run(&args)
         }
     }
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "this is where a program says why it failed"
+)]
+fn report(error: &anyhow::Error) {
+    eprintln!("error: {error:#}");
 }
 
 /// What demo and benchmarks need, which run the lab in this process.

@@ -2,21 +2,25 @@
 //!
 //! `common/layout.txt` holds the version and, as text, everything in
 //! `common/src` that the bytes in the maps depend on: types with a `repr`, map
-//! names, capacities. If that text changes and the version does not, programs
-//! would read the pinned maps of an older shunt in the wrong way.
+//! names, capacities, bits. If that text changes and the version does not,
+//! programs would read the pinned maps of an older shunt in the wrong way.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use quote::ToTokens;
-use syn::{Attribute, Item, Type, Visibility};
+use syn::{
+    Attribute, Expr, Ident, ImplItem, Item, ItemEnum, ItemImpl, ItemStruct, Type, Visibility,
+};
 
 use crate::command::root;
 
 const RECORD: &str = "common/layout.txt";
 const SOURCES: &str = "common/src";
 const VERSION: &str = "LAYOUT_VERSION";
+/// The types of map names, capacities and bits.
+const CONSTANTS: [&str; 3] = ["&str", "usize", "u8"];
 
 /// What is recorded.
 #[derive(Debug, Eq, PartialEq)]
@@ -102,36 +106,76 @@ impl Layout {
             definitions: Vec::new(),
         };
         for source in sources {
-            layout.add(syn::parse_file(source)?.items);
+            layout.add(syn::parse_file(source)?.items, "");
         }
         ensure!(!layout.version.is_empty(), "no {VERSION} in {SOURCES}");
         layout.definitions.sort();
         Ok(layout)
     }
 
-    fn add(&mut self, items: Vec<Item>) {
+    /// `path` is the module's, with `::` at its end.
+    fn add(&mut self, items: Vec<Item>, path: &str) {
         for item in items {
             match item {
                 Item::Const(it) if it.ident == VERSION => self.version = text_of(&it.expr),
-                Item::Const(it) if is_public(&it.vis) && is_name_or_size(&it.ty) => {
-                    self.definitions
-                        .push(format!("{} = {}", it.ident, text_of(&it.expr)));
+                Item::Const(it) => self.add_constant(path, &it.vis, &it.ident, &it.ty, &it.expr),
+                Item::Struct(it) => self.add_struct(it),
+                Item::Enum(it) => self.add_enum(it),
+                Item::Impl(it) if it.trait_.is_none() => self.add_constants_of(it),
+                Item::Mod(it) => {
+                    let path = format!("{path}{}::", it.ident);
+                    let items = it.content.map(|(_, items)| items);
+                    self.add(items.unwrap_or_default(), &path);
                 }
-                Item::Struct(mut it) if has_repr(&it.attrs) => {
-                    keep_repr(&mut it.attrs);
-                    it.fields.iter_mut().for_each(|field| field.attrs.clear());
-                    self.definitions.push(text_of(&it));
-                }
-                Item::Enum(mut it) if has_repr(&it.attrs) => {
-                    keep_repr(&mut it.attrs);
-                    it.variants
-                        .iter_mut()
-                        .for_each(|variant| variant.attrs.clear());
-                    self.definitions.push(text_of(&it));
-                }
-                Item::Mod(it) => self.add(it.content.map(|(_, items)| items).unwrap_or_default()),
                 _ => {}
             }
+        }
+    }
+
+    fn add_struct(&mut self, mut it: ItemStruct) {
+        if keep_repr(&mut it.attrs) {
+            it.vis = Visibility::Inherited;
+            for field in &mut it.fields {
+                field.attrs.clear();
+                field.vis = Visibility::Inherited;
+            }
+            self.definitions.push(text_of(&it));
+        }
+    }
+
+    fn add_enum(&mut self, mut it: ItemEnum) {
+        if keep_repr(&mut it.attrs) {
+            it.vis = Visibility::Inherited;
+            it.variants
+                .iter_mut()
+                .for_each(|variant| variant.attrs.clear());
+            self.definitions.push(text_of(&it));
+        }
+    }
+
+    /// Bits and numbers that values consist of.
+    fn add_constants_of(&mut self, it: ItemImpl) {
+        let path = format!("{}::", text_of(&it.self_ty));
+        for item in it.items {
+            if let ImplItem::Const(it) = item {
+                self.add_constant(&path, &it.vis, &it.ident, &it.ty, &it.expr);
+            }
+        }
+    }
+
+    /// Only public ones of the types that names, sizes and bits have.
+    fn add_constant(
+        &mut self,
+        path: &str,
+        vis: &Visibility,
+        name: &Ident,
+        ty: &Type,
+        value: &Expr,
+    ) {
+        let is_public = matches!(vis, Visibility::Public(_));
+        if is_public && CONSTANTS.contains(&text_of(ty).as_str()) {
+            self.definitions
+                .push(format!("{path}{name} = {}", text_of(value)));
         }
     }
 
@@ -153,28 +197,26 @@ fn source_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn has_repr(attributes: &[Attribute]) -> bool {
-    attributes
-        .iter()
-        .any(|attribute| attribute.path().is_ident("repr"))
-}
-
-fn keep_repr(attributes: &mut Vec<Attribute>) {
+/// Drops all attributes but `repr`; whether there is one.
+fn keep_repr(attributes: &mut Vec<Attribute>) -> bool {
     attributes.retain(|attribute| attribute.path().is_ident("repr"));
-}
-
-/// Names and capacities of maps, and lengths of arrays.
-fn is_name_or_size(kind: &Type) -> bool {
-    ["usize", "& str"].contains(&text_of(kind).as_str())
-}
-
-fn is_public(visibility: &Visibility) -> bool {
-    matches!(visibility, Visibility::Public(_))
+    !attributes.is_empty()
 }
 
 /// The tokens, whatever the source's spaces and comments were.
 fn text_of(tokens: &impl ToTokens) -> String {
-    tokens.to_token_stream().to_string()
+    let text = tokens.to_token_stream().to_string();
+    let tidy = [
+        ("# [", "#["),
+        (" (", "("),
+        (" :", ":"),
+        (" ;", ";"),
+        (" ,", ","),
+        (", }", " }"),
+        ("& ", "&"),
+    ];
+    tidy.iter()
+        .fold(text, |text, (from, to)| text.replace(from, to))
 }
 
 #[cfg(test)]
@@ -190,8 +232,11 @@ mod tests {
         #[repr(C)]
         #[derive(Clone)]
         pub struct Key { /// Port.
-            port: [u8; 2] }
+            pub port: [u8; 2], }
+        impl Key { /// TCP.
+            pub const TCP: u8 = 6; }
         pub struct NotShared(u64);
+        pub const ADDRESS: [u8; 1] = [1];
     ";
 
     fn layout(source: &str) -> Layout {
@@ -200,8 +245,12 @@ mod tests {
 
     #[test]
     fn only_what_maps_depend_on_is_recorded() {
-        let expected =
-            ["# [repr (C)] pub struct Key { port : [u8 ; 2] }", "FEW = 8"].map(str::to_owned);
+        let expected = [
+            "#[repr(C)] struct Key { port: [u8; 2] }",
+            "Key::TCP = 6",
+            "capacity::FEW = 8",
+        ];
+        let expected = expected.map(str::to_owned);
         let expected = Layout {
             version: "3".to_owned(),
             definitions: expected.into(),
@@ -225,7 +274,7 @@ mod tests {
             .to_string();
         assert!(error.contains("LAYOUT_VERSION is still 3"), "{error}");
         assert!(
-            error.contains("\n  + # [repr (C)] pub struct Key { port : u16 }"),
+            error.contains("\n  + #[repr(C)] struct Key { port: u16 }"),
             "{error}"
         );
     }
