@@ -42,7 +42,7 @@ pub mod pattern;
 pub mod report;
 
 pub use agent::Agent;
-pub use binary::target_binary;
+pub use binary::{target_binary, use_binaries};
 pub use cleanup::{leftovers, remains, sweep};
 pub use kube_proxy::{Protocol, ServiceRule};
 pub use lab::{Lab, LogOutput, Options};

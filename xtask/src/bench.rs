@@ -58,7 +58,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let (bench, rows) = match args.name {
         Name::Connect => ("connect", connect::run()?),
     };
-    let report = Report { bench, machine: Machine::this()?, rows };
+    let report = Report {
+        bench,
+        machine: Machine::this()?,
+        rows,
+    };
     if let Some(path) = &args.json {
         write_json(&report, path)?;
     }
@@ -88,8 +92,13 @@ impl Row {
 impl Machine {
     fn this() -> Result<Self> {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel release")?;
-        let cpus = std::thread::available_parallelism().context("number of CPUs")?.get();
-        Ok(Self { kernel: release.trim().to_owned(), cpus })
+        let cpus = std::thread::available_parallelism()
+            .context("number of CPUs")?
+            .get();
+        Ok(Self {
+            kernel: release.trim().to_owned(),
+            cpus,
+        })
     }
 }
 

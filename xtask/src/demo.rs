@@ -25,7 +25,13 @@ const ROUNDS: usize = 5;
 
 /// Runs all of it.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let mut lab = Lab::with("demo", Options { logs: LogOutput::OnPanic, ..Options::default() })?;
+    let mut lab = Lab::with(
+        "demo",
+        Options {
+            logs: LogOutput::OnPanic,
+            ..Options::default()
+        },
+    )?;
     let stage = Stage::build(&mut lab, &root.join(MANIFESTS))?;
     let mut agent = stage.show_table()?;
     stage.show_local_connect()?;
@@ -109,7 +115,11 @@ impl Stage {
         for _ in 0..10 {
             let report = self.client.connect(CART)?;
             expect_answer(&report, "cart-1 on n1")?;
-            ensure!(report.peer == Some(CART.parse()?), "getpeername shows {:?}", report.peer);
+            ensure!(
+                report.peer == Some(CART.parse()?),
+                "getpeername shows {:?}",
+                report.peer
+            );
         }
         say("each was answered by cart-1, the pod on its own node");
         say(&format!("getpeername still says {CART}"));
@@ -118,19 +128,27 @@ impl Stage {
 
     fn show_splice(&self) -> Result<()> {
         title("The pair is spliced");
-        let bench = self.client.start_lab_pod(&["bench-pingpong", CART, "--seconds", "1.5"])?;
+        let bench = self
+            .client
+            .start_lab_pod(&["bench-pingpong", CART, "--seconds", "1.5"])?;
         let deadline = Instant::now() + PATIENCE;
         let text = loop {
             let text = self.shunt(&["sockets"])?;
             if text.contains("spliced") {
                 break text;
             }
-            ensure!(Instant::now() < deadline, "the connection was not spliced:\n{text}");
+            ensure!(
+                Instant::now() < deadline,
+                "the connection was not spliced:\n{text}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         };
         println!("{}", indent(&text));
         let report: PingPongBench = bench.finish()?;
-        say(&format!("{} round trips of {} bytes went past TCP", report.count, report.size));
+        say(&format!(
+            "{} round trips of {} bytes went past TCP",
+            report.count, report.size
+        ));
         Ok(())
     }
 
@@ -140,7 +158,12 @@ impl Stage {
         title("Round trip to a pod on the same node, 64 bytes, median");
         let mut contenders = [
             ("kube-proxy stand-in", &self.cart_2, PAY, Samples::default()),
-            ("connect-time redirect", &self.client, PAY, Samples::default()),
+            (
+                "connect-time redirect",
+                &self.client,
+                PAY,
+                Samples::default(),
+            ),
             ("redirect + splice", &self.client, CART, Samples::default()),
         ];
         for _ in 0..ROUNDS {
@@ -165,7 +188,8 @@ impl Stage {
         title("The local endpoint leaves the manifests");
         let path = self.n1.manifests().join("cart.yaml");
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        self.n1.write_manifest("cart.yaml", &without_endpoint(&text, "10.244.1.5")?)?;
+        self.n1
+            .write_manifest("cart.yaml", &without_endpoint(&text, "10.244.1.5")?)?;
         let changed = Instant::now();
         loop {
             let report = self.client.connect(CART)?;
@@ -173,7 +197,10 @@ impl Stage {
                 break;
             }
             expect_answer(&report, "cart-1 on n1")?;
-            ensure!(changed.elapsed() < PATIENCE, "connects still land on cart-1");
+            ensure!(
+                changed.elapsed() < PATIENCE,
+                "connects still land on cart-1"
+            );
         }
         say("the next connect is answered by cart-2 on n2");
         self.show(&["routes", "--service", "shop/cart"])
@@ -214,7 +241,11 @@ fn show_clean(lab: &str) -> Result<()> {
 fn copy_manifests(from: &Path, node: &Node) -> Result<()> {
     for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
         let path = entry?.path();
-        let name = path.file_name().context("a manifest has a name")?.to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .context("a manifest has a name")?
+            .to_string_lossy()
+            .into_owned();
         node.write_manifest(&name, &fs::read_to_string(&path)?)?;
     }
     Ok(())
@@ -223,21 +254,30 @@ fn copy_manifests(from: &Path, node: &Node) -> Result<()> {
 /// The manifest without the list item that holds this address.
 fn without_endpoint(yaml: &str, address: &str) -> Result<String> {
     let marker = format!("  - addresses: [{address}]");
-    let start = yaml.find(&marker).with_context(|| format!("no endpoint {address}"))?;
+    let start = yaml
+        .find(&marker)
+        .with_context(|| format!("no endpoint {address}"))?;
     let rest = &yaml[start + marker.len()..];
-    let end = rest.find("\n  - ").map_or(yaml.len(), |at| start + marker.len() + at + 1);
+    let end = rest
+        .find("\n  - ")
+        .map_or(yaml.len(), |at| start + marker.len() + at + 1);
     Ok(format!("{}{}", &yaml[..start], &yaml[end..]))
 }
 
 fn service_rule(vip: &str, endpoints: &[&str]) -> Result<ServiceRule> {
     let vip: SocketAddr = vip.parse()?;
-    let endpoints: Vec<SocketAddr> =
-        endpoints.iter().map(|address| address.parse()).collect::<Result<_, _>>()?;
+    let endpoints: Vec<SocketAddr> = endpoints
+        .iter()
+        .map(|address| address.parse())
+        .collect::<Result<_, _>>()?;
     Ok(ServiceRule::tcp(vip.ip(), vip.port(), &endpoints))
 }
 
 fn expect_answer(report: &ConnectReport, id: &str) -> Result<()> {
-    ensure!(report.id.as_deref() == Some(id), "expected an answer of {id}: {report:?}");
+    ensure!(
+        report.id.as_deref() == Some(id),
+        "expected an answer of {id}: {report:?}"
+    );
     Ok(())
 }
 
@@ -250,7 +290,11 @@ fn say(text: &str) {
 }
 
 fn indent(text: &str) -> String {
-    text.trim_end().lines().map(|line| format!("   {line}")).collect::<Vec<_>>().join("\n")
+    text.trim_end()
+        .lines()
+        .map(|line| format!("   {line}"))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[cfg(test)]
@@ -262,9 +306,15 @@ mod tests {
         let yaml = "endpoints:\n  - addresses: [10.0.0.1]\n    nodeName: n1\n  - addresses: \
                     [10.0.0.2]\n    nodeName: n2\n";
         let first = without_endpoint(yaml, "10.0.0.1").unwrap();
-        assert_eq!(first, "endpoints:\n  - addresses: [10.0.0.2]\n    nodeName: n2\n");
+        assert_eq!(
+            first,
+            "endpoints:\n  - addresses: [10.0.0.2]\n    nodeName: n2\n"
+        );
         let last = without_endpoint(yaml, "10.0.0.2").unwrap();
-        assert_eq!(last, "endpoints:\n  - addresses: [10.0.0.1]\n    nodeName: n1\n");
+        assert_eq!(
+            last,
+            "endpoints:\n  - addresses: [10.0.0.1]\n    nodeName: n1\n"
+        );
         assert!(without_endpoint(yaml, "10.0.0.3").is_err());
     }
 }

@@ -48,7 +48,10 @@ mod tests {
         for value in [3.0, 1.0, 2.0] {
             samples.add(value);
         }
-        assert_eq!((samples.min(), samples.median(), samples.max()), (1.0, 2.0, 3.0));
+        assert_eq!(
+            (samples.min(), samples.median(), samples.max()),
+            (1.0, 2.0, 3.0)
+        );
         samples.add(4.0);
         assert_eq!((samples.median(), samples.count()), (2.5, 4));
     }

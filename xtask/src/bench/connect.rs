@@ -37,7 +37,13 @@ struct Contender {
 
 pub(super) fn run() -> Result<Vec<Row>> {
     println!("setting up five nodes, one for each contender");
-    let mut lab = Lab::with("bench", Options { logs: LogOutput::OnPanic, ..Options::default() })?;
+    let mut lab = Lab::with(
+        "bench",
+        Options {
+            logs: LogOutput::OnPanic,
+            ..Options::default()
+        },
+    )?;
     let mut contenders = vec![
         Contender::pod_ip(&mut lab)?,
         Contender::shunt(&mut lab, "1 service", 1)?,
@@ -65,7 +71,10 @@ impl Contender {
     fn shunt(lab: &mut Lab, case: &'static str, services: u16) -> Result<Self> {
         let mut contender = Self::on(lab.node(&format!("shunt{services}"))?, case, "shunt")?;
         let node = &contender._node;
-        node.write_manifest("services.json", &manifests(node, services, contender.target))?;
+        node.write_manifest(
+            "services.json",
+            &manifests(node, services, contender.target),
+        )?;
         let mut agent = node.agent(&[])?;
         agent.wait_for_log("ready: the table is written", PATIENCE)?;
         contender._agent = Some(agent);
@@ -108,7 +117,12 @@ impl Contender {
         let target = self.target.to_string();
         let args = ["bench-connect", &target, "--seconds", SECONDS, "--cpu", "0"];
         let report: ConnectBench = self.client.lab_pod(&args)?;
-        ensure!(report.errors == 0, "{} with {}: {report:?}", self.name, self.case);
+        ensure!(
+            report.errors == 0,
+            "{} with {}: {report:?}",
+            self.name,
+            self.case
+        );
         self.samples.add(report.per_second);
         Ok(())
     }
@@ -121,7 +135,10 @@ impl Contender {
 fn print(contenders: &[Contender]) {
     let base = contenders[0].samples.median();
     println!("\nconnect + close per second, median of {RUNS} interleaved runs");
-    println!("{:<12} {:<16} {:>9} {:>9} {:>9}  of pod-ip", "", "", "median", "min", "max");
+    println!(
+        "{:<12} {:<16} {:>9} {:>9} {:>9}  of pod-ip",
+        "", "", "median", "min", "max"
+    );
     for contender in contenders {
         let samples = &contender.samples;
         println!(

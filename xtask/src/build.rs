@@ -1,0 +1,109 @@
+//! `cargo xtask build`, and the programs that lab, demo and benchmarks run.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{ChildStdout, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use serde_json::Value;
+
+use crate::command::{announce, command};
+
+/// What to build.
+#[derive(Args, Debug)]
+pub(crate) struct BuildArgs {
+    /// With optimizations.
+    #[arg(long)]
+    release: bool,
+}
+
+/// How to build.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Profile {
+    Debug,
+    /// Demo, benchmarks and root tests use it: they measure, and send gigabytes
+    /// through a pod, which takes minutes without optimizations.
+    Release,
+}
+
+/// Built programs.
+#[derive(Debug)]
+pub(crate) struct Binaries {
+    pub(crate) shunt: PathBuf,
+    /// What runs inside the pods of the lab.
+    pub(crate) lab_pod: PathBuf,
+}
+
+/// Builds them and says where they are.
+pub(crate) fn run(args: &BuildArgs) -> Result<()> {
+    let profile = if args.release {
+        Profile::Release
+    } else {
+        Profile::Debug
+    };
+    let binaries = binaries(profile)?;
+    println!("{}", binaries.shunt.display());
+    Ok(())
+}
+
+/// Builds the agent, with the BPF programs in it, and the lab's helper.
+pub(crate) fn binaries(profile: Profile) -> Result<Binaries> {
+    announce("building shunt and lab-pod (some minutes, when nothing is built yet)");
+    let mut cargo = command("cargo");
+    // cargo itself tells where they are, whatever the target folder is.
+    cargo.args(["build", "--message-format=json-render-diagnostics"]);
+    cargo.args(["--package", "node-agent", "--bin", "shunt"]);
+    cargo.args(["--package", "shunt-tests", "--bin", "lab-pod"]);
+    if profile == Profile::Release {
+        cargo.arg("--release");
+    }
+    let mut child = cargo
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start cargo")?;
+    let stdout = child.stdout.take().context("the output of cargo")?;
+    let executables = executables(stdout)?;
+    let status = child.wait().context("wait for cargo")?;
+    ensure!(status.success(), "the build failed ({status})");
+    let find = |name: &str| {
+        let path = executables.iter().find(|path| path.ends_with(name));
+        path.cloned()
+            .with_context(|| format!("cargo did not say where {name} is"))
+    };
+    Ok(Binaries {
+        shunt: find("shunt")?,
+        lab_pod: find("lab-pod")?,
+    })
+}
+
+/// Reads cargo's messages to the end.
+fn executables(messages: ChildStdout) -> Result<Vec<PathBuf>> {
+    let lines = BufReader::new(messages).lines();
+    let paths = lines.filter_map(|line| line.map(|line| executable(&line)).transpose());
+    paths
+        .collect::<Result<_, _>>()
+        .context("read the messages of cargo")
+}
+
+/// The path in a message of the kind `compiler-artifact`, if it is a program.
+fn executable(message: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    message["executable"].as_str().map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_programs_have_an_executable() {
+        let program = r#"{"reason":"compiler-artifact","executable":"/t/release/shunt"}"#;
+        assert_eq!(executable(program), Some(PathBuf::from("/t/release/shunt")));
+        assert_eq!(
+            executable(r#"{"reason":"compiler-artifact","executable":null}"#),
+            None
+        );
+        assert_eq!(executable("words of a build script"), None);
+    }
+}

@@ -1,0 +1,160 @@
+//! The table of what shunt's development needs.
+
+use std::path::Path;
+
+use ebpf_toolchain::Compiler;
+
+use crate::command::{is_installed, succeeds};
+
+/// Which kind of work needs something.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Need {
+    /// Everything that compiles the agent.
+    Build,
+    /// Linting.
+    Lint,
+    /// The lab: root tests, demo and benchmarks.
+    Lab,
+    /// The tests beside the lab.
+    Test,
+}
+
+/// One thing that has to be there.
+#[derive(Debug)]
+pub(super) struct Requirement {
+    pub(super) name: &'static str,
+    /// What it is for.
+    pub(super) purpose: &'static str,
+    pub(super) need: Need,
+    /// Whether it is there.
+    pub(super) probe: fn() -> bool,
+    pub(super) install: Install,
+    /// What a person can do if it can't be installed from here.
+    pub(super) advice: &'static str,
+}
+
+/// How to install it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Install {
+    /// A Rust compiler for BPF: Debian's or rustup's nightly.
+    Compiler,
+    /// bpf-linker, with the LLVM that fits the compiler.
+    Linker,
+    /// clippy of the compiler for BPF.
+    BpfClippy,
+    /// A component of the toolchain in use.
+    Component(&'static str),
+    /// Debian packages.
+    Packages(&'static [&'static str]),
+    /// Not from here; what needs it fails by itself.
+    ByHand,
+}
+
+/// Debian's compiler, with a core library that is built for BPF already.
+pub(super) const COMPILER_PACKAGES: &[&str] = &["rustc-web", "libstd-rust-web-dev-bpf"];
+/// What bpf-linker is built from, with the LLVM of that compiler.
+pub(super) const LINKER_PACKAGES: &[&str] = &[
+    "llvm-22-dev",
+    "libpolly-22-dev",
+    "zlib1g-dev",
+    "libzstd-dev",
+    "g++",
+];
+/// clippy of that compiler.
+pub(super) const CLIPPY_PACKAGES: &[&str] = &["rust-web-clippy"];
+
+/// Where Debian's package puts clippy.
+pub(crate) const SYSTEM_CLIPPY: &str = "/usr/bin/clippy-driver";
+
+pub(super) const REQUIREMENTS: &[Requirement] = &[
+    Requirement {
+        name: "BPF compiler",
+        purpose: "compiles the BPF programs",
+        need: Need::Build,
+        probe: || Compiler::find().is_ok(),
+        install: Install::Compiler,
+        advice: "install Debian's rustc-web and libstd-rust-web-dev-bpf, or rustup and then \
+                 `rustup toolchain install nightly --component rust-src`",
+    },
+    Requirement {
+        name: "bpf-linker",
+        purpose: "links the BPF programs",
+        need: Need::Build,
+        probe: || succeeds("bpf-linker", &["--version"]),
+        install: Install::Linker,
+        advice: "`cargo binstall bpf-linker`, or put a release of \
+                 https://github.com/aya-rs/bpf-linker on the PATH",
+    },
+    Requirement {
+        name: "rustfmt",
+        purpose: "formats the sources",
+        need: Need::Lint,
+        probe: || succeeds("cargo", &["fmt", "--version"]),
+        install: Install::Component("rustfmt"),
+        advice: "`rustup component add rustfmt`",
+    },
+    Requirement {
+        name: "clippy",
+        purpose: "lints the sources",
+        need: Need::Lint,
+        probe: || succeeds("cargo", &["clippy", "--version"]),
+        install: Install::Component("clippy"),
+        advice: "`rustup component add clippy`",
+    },
+    Requirement {
+        name: "clippy for BPF",
+        purpose: "lints the BPF programs, with the compiler that builds them",
+        need: Need::Lint,
+        probe: has_bpf_clippy,
+        install: Install::BpfClippy,
+        advice: "install Debian's rust-web-clippy, or `rustup component add clippy --toolchain \
+                 nightly`, whichever belongs to the BPF compiler",
+    },
+    Requirement {
+        name: "ip",
+        purpose: "makes the lab's network namespaces",
+        need: Need::Lab,
+        probe: || is_installed("ip"),
+        install: Install::Packages(&["iproute2"]),
+        advice: "install iproute2 (`ip` must be on the PATH)",
+    },
+    Requirement {
+        name: "iptables",
+        purpose: "stands in for kube-proxy in the lab",
+        need: Need::Lab,
+        probe: || is_installed("iptables-restore") && is_installed("ip6tables-restore"),
+        install: Install::Packages(&["iptables", "nftables"]),
+        advice: "install iptables (`iptables-restore` and `ip6tables-restore` must be on the PATH)",
+    },
+    Requirement {
+        name: "bpftool",
+        purpose: "shows the tests what is in the kernel",
+        need: Need::Lab,
+        probe: || is_installed("bpftool"),
+        install: Install::Packages(&["bpftool"]),
+        advice: "install bpftool (some distributions have it in linux-tools)",
+    },
+    Requirement {
+        name: "kubectl",
+        purpose: "renders deploy/ in one test, which fails without it",
+        need: Need::Test,
+        probe: || is_installed("kubectl"),
+        install: Install::ByHand,
+        advice: "see https://kubernetes.io/docs/tasks/tools/",
+    },
+];
+
+impl Need {
+    /// All of them.
+    pub(crate) const ALL: &[Self] = &[Self::Build, Self::Lint, Self::Lab, Self::Test];
+}
+
+fn has_bpf_clippy() -> bool {
+    match Compiler::find() {
+        Ok(Compiler::Prebuilt { .. }) => Path::new(SYSTEM_CLIPPY).is_file(),
+        Ok(Compiler::Nightly) => {
+            succeeds("rustup", &["run", "nightly", "cargo-clippy", "--version"])
+        }
+        Err(_) => false,
+    }
+}

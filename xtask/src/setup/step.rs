@@ -1,0 +1,169 @@
+//! The steps of an installation.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::command::{announce, command, run, text};
+
+/// The version of bpf-linker that is known to work with the compilers.
+pub(super) const LINKER_VERSION: &str = "0.13.0";
+/// Where Debian's packages put the LLVM that bpf-linker is built from.
+const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
+/// apt waits this many seconds for another that holds its lock.
+const LOCK_TIMEOUT: &str = "DPkg::Lock::Timeout=300";
+
+/// One of them.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum Step {
+    /// apt.
+    Packages(BTreeSet<&'static str>),
+    /// rustup's nightly, with the source of core.
+    Nightly,
+    /// A component of one of rustup's toolchains.
+    Component {
+        name: &'static str,
+        toolchain: Option<&'static str>,
+    },
+    /// bpf-linker.
+    Linker(LinkerFrom),
+}
+
+/// Where bpf-linker comes from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum LinkerFrom {
+    /// Its source, with Debian's LLVM.
+    DebianLlvm,
+    /// Its source, with the LLVM that it asks for by default.
+    OtherLlvm,
+    /// Its release.
+    Release,
+}
+
+impl Step {
+    /// Does it, with its output on the terminal.
+    pub(super) fn run(&self) -> Result<()> {
+        announce(&self.to_string());
+        let result = run(&mut self.command());
+        match self {
+            Self::Linker(LinkerFrom::OtherLlvm) => result.context(
+                "bpf-linker could not be built: it needs the LLVM that its features name, with \
+                 headers. Easier is its release: `cargo binstall bpf-linker`, or a file from \
+                 https://github.com/aya-rs/bpf-linker/releases on the PATH",
+            ),
+            _ => result,
+        }
+    }
+
+    /// The command that does it.
+    pub(super) fn command(&self) -> Command {
+        match self {
+            Self::Packages(packages) => {
+                let mut command = apt(&["install", "-y", "--no-install-recommends"]);
+                command.args(packages);
+                command
+            }
+            Self::Nightly => {
+                let mut command = command("rustup");
+                command.args(["toolchain", "install", "nightly", "--profile", "minimal"]);
+                command.args(["--component", "rust-src"]);
+                command
+            }
+            Self::Component { name, toolchain } => {
+                let mut command = command("rustup");
+                command.args(["component", "add", name]);
+                if let Some(toolchain) = toolchain {
+                    command.args(["--toolchain", toolchain]);
+                }
+                command
+            }
+            Self::Linker(from) => linker(*from),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Packages(packages) => {
+                let packages: Vec<_> = packages.iter().copied().collect();
+                write!(f, "installing Debian packages: {}", packages.join(" "))
+            }
+            Self::Nightly => f.write_str("installing rustup's nightly with the source of core"),
+            Self::Component { name, toolchain } => {
+                write!(
+                    f,
+                    "installing {name} for {}",
+                    toolchain.unwrap_or("the toolchain in use")
+                )
+            }
+            Self::Linker(LinkerFrom::Release) => {
+                write!(f, "installing bpf-linker {LINKER_VERSION}")
+            }
+            Self::Linker(_) => {
+                write!(
+                    f,
+                    "installing bpf-linker {LINKER_VERSION} from source (about 2 minutes)"
+                )
+            }
+        }
+    }
+}
+
+/// Has apt read what the package servers offer.
+pub(super) fn update_package_lists() -> Result<()> {
+    announce("updating apt's package lists");
+    run(&mut apt(&["update"]))
+}
+
+/// What root would type for a step of apt.
+pub(super) fn as_root(packages: &BTreeSet<&'static str>) -> String {
+    let install = text(&Step::Packages(packages.clone()).command());
+    format!(
+        "apt-get update && {}",
+        install.replace(&format!(" -o {LOCK_TIMEOUT}"), "")
+    )
+}
+
+fn apt(args: &[&str]) -> Command {
+    let mut command = command("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command.args(["-o", LOCK_TIMEOUT]);
+    command.args(args);
+    command
+}
+
+fn linker(from: LinkerFrom) -> Command {
+    let mut command = command("cargo");
+    match from {
+        LinkerFrom::Release => {
+            let package = format!("bpf-linker@{LINKER_VERSION}");
+            command.args(["binstall", "--no-confirm", &package]);
+        }
+        LinkerFrom::OtherLlvm => {
+            command.args([
+                "install",
+                "bpf-linker",
+                "--version",
+                LINKER_VERSION,
+                "--locked",
+            ]);
+        }
+        LinkerFrom::DebianLlvm => {
+            command.args([
+                "install",
+                "bpf-linker",
+                "--version",
+                LINKER_VERSION,
+                "--locked",
+            ]);
+            command.args(["--no-default-features", "--features", "llvm-22"]);
+            command.env("LLVM_PREFIX", LLVM_PREFIX);
+        }
+    }
+    // Not into the project's target folder, whose profile settings don't apply.
+    command.env_remove("CARGO_TARGET_DIR");
+    command
+}
