@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
+use lab::fixture::{READY, Service, json, live_endpoints, start, stderr, wait_until};
 use lab::{Lab, Place as _, ServiceRule};
 use serde_json::Value;
-use lab::fixture::{READY, Service, json, live_endpoints, start, stderr, wait_until};
 
 const CART: &str = "10.96.0.10:80";
 
@@ -17,7 +17,15 @@ fn a_connect_follows_the_manifests() {
     let _near = near.serve("0.0.0.0:8080", "near").unwrap();
     let _far = far.serve("0.0.0.0:8080", "far").unwrap();
     let both = vec![(near.ipv4().into(), "n1"), (far.ipv4().into(), "n2")];
-    n1.write_manifest("cart.yaml", &Service { endpoints: both, ..Service::default() }.yaml()).unwrap();
+    n1.write_manifest(
+        "cart.yaml",
+        &Service {
+            endpoints: both,
+            ..Service::default()
+        }
+        .yaml(),
+    )
+    .unwrap();
     let _agent = start(&n1, &[]);
 
     for _ in 0..20 {
@@ -27,14 +35,27 @@ fn a_connect_follows_the_manifests() {
     }
 
     let only_far = vec![(far.ipv4().into(), "n2")];
-    n1.write_manifest("cart.yaml", &Service { endpoints: only_far, ..Service::default() }.yaml()).unwrap();
-    wait_until("the far endpoint answers", || client.connect(CART).unwrap().id.as_deref() == Some("far"));
-    n1.write_manifest("cart.yaml", &Service::default().yaml()).unwrap();
+    n1.write_manifest(
+        "cart.yaml",
+        &Service {
+            endpoints: only_far,
+            ..Service::default()
+        }
+        .yaml(),
+    )
+    .unwrap();
+    wait_until("the far endpoint answers", || {
+        client.connect(CART).unwrap().id.as_deref() == Some("far")
+    });
+    n1.write_manifest("cart.yaml", &Service::default().yaml())
+        .unwrap();
     wait_until("refused, since nothing is left", || {
         client.connect(CART).unwrap().errno.as_deref() == Some("ECONNREFUSED")
     });
     n1.remove_manifest("cart.yaml").unwrap();
-    wait_until("the route is withdrawn", || json(&n1, &["routes"])["routes"] == Value::Array(vec![]));
+    wait_until("the route is withdrawn", || {
+        json(&n1, &["routes"])["routes"] == Value::Array(vec![])
+    });
 }
 
 #[test]
@@ -44,10 +65,19 @@ fn the_live_table_has_the_form_and_the_content_of_the_plan() {
     let zone = "apiVersion: v1\nkind: Node\nmetadata:\n  name: n1\n  labels: \
                 {topology.kubernetes.io/zone: z1}\n";
     node.write_manifest("node.yaml", zone).unwrap();
-    for (name, cluster_ip, address) in [("cart", "10.96.0.10", "10.244.1.5"), ("v6", "fd00:96::a", "fd00::5")] {
+    for (name, cluster_ip, address) in [
+        ("cart", "10.96.0.10", "10.244.1.5"),
+        ("v6", "fd00:96::a", "fd00::5"),
+    ] {
         let endpoints = vec![(address.parse().unwrap(), "n1")];
-        let service = Service { name, cluster_ip, endpoints, ..Service::default() };
-        node.write_manifest(&format!("{name}.yaml"), &service.yaml()).unwrap();
+        let service = Service {
+            name,
+            cluster_ip,
+            endpoints,
+            ..Service::default()
+        };
+        node.write_manifest(&format!("{name}.yaml"), &service.yaml())
+            .unwrap();
     }
     let agent = start(&node, &[]);
 
@@ -72,20 +102,34 @@ fn a_silent_agent_leaves_connects_to_kube_proxy() {
     let mut lab = Lab::new("stale").unwrap();
     let node = lab.node("n1").unwrap();
     let client = node.pod("client", None).unwrap();
-    let (ours, theirs) = (node.pod("ours", None).unwrap(), node.pod("theirs", None).unwrap());
+    let (ours, theirs) = (
+        node.pod("ours", None).unwrap(),
+        node.pod("theirs", None).unwrap(),
+    );
     let _ours = ours.serve("0.0.0.0:8080", "shunt").unwrap();
     let _theirs = theirs.serve("0.0.0.0:8080", "kube-proxy").unwrap();
     let vip: std::net::SocketAddr = CART.parse().unwrap();
     let endpoint = (theirs.ipv4(), 8080).into();
-    node.kube_proxy(&[ServiceRule::tcp(vip.ip(), vip.port(), &[endpoint])]).unwrap();
+    node.kube_proxy(&[ServiceRule::tcp(vip.ip(), vip.port(), &[endpoint])])
+        .unwrap();
     let endpoints = vec![(ours.ipv4().into(), "n1")];
-    node.write_manifest("cart.yaml", &Service { endpoints, ..Service::default() }.yaml()).unwrap();
+    node.write_manifest(
+        "cart.yaml",
+        &Service {
+            endpoints,
+            ..Service::default()
+        }
+        .yaml(),
+    )
+    .unwrap();
     let agent = start(&node, &["--stale-after", "2s"]);
     assert_eq!(client.connect(CART).unwrap().id.as_deref(), Some("shunt"));
 
     agent.kill().unwrap();
 
-    wait_until("kube-proxy answers", || client.connect(CART).unwrap().id.as_deref() == Some("kube-proxy"));
+    wait_until("kube-proxy answers", || {
+        client.connect(CART).unwrap().id.as_deref() == Some("kube-proxy")
+    });
     assert_eq!(json(&node, &["status"])["agent"]["stale"], true);
     assert!(json(&node, &["status"])["counters"]["passed_stale"].as_u64() > Some(0));
     let _agent = start(&node, &["--stale-after", "2s"]);
@@ -97,25 +141,50 @@ fn an_agent_that_is_started_again_adopts_maps_and_links() {
     let mut lab = Lab::new("again").unwrap();
     let node = lab.node("n1").unwrap();
     let endpoints = vec![("10.244.1.5".parse().unwrap(), "n1")];
-    node.write_manifest("cart.yaml", &Service { endpoints, ..Service::default() }.yaml()).unwrap();
+    node.write_manifest(
+        "cart.yaml",
+        &Service {
+            endpoints,
+            ..Service::default()
+        }
+        .yaml(),
+    )
+    .unwrap();
     let first = start(&node, &[]);
     let links = |status: &Value| -> Vec<Value> {
-        status["programs"].as_array().unwrap().iter().map(|program| program["link_id"].clone()).collect()
+        status["programs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|program| program["link_id"].clone())
+            .collect()
     };
     let before = json(&node, &["status"]);
     assert!(first.stop().unwrap().success());
 
     // Its log is appended to that of the first, which holds READY already.
     let mut second = node.agent(&["--prefer", "zone"]).unwrap();
-    second.wait_for_log("adopted=1", lab::fixture::PATIENCE).unwrap();
+    second
+        .wait_for_log("adopted=1", lab::fixture::PATIENCE)
+        .unwrap();
     wait_until("the new preference is in force", || {
         json(&node, &["routes"])["routes"][0]["prefer"] == "zone"
     });
     let after = json(&node, &["status"]);
     assert_eq!(links(&before), links(&after));
-    assert!(links(&before).iter().filter(|id| id.is_number()).count() >= 5, "{before}");
-    assert_eq!(live_endpoints(&node, "shop/cart", "cluster"), ["10.244.1.5:8080"]);
-    assert!(std::fs::read_to_string(second.log()).unwrap().contains(READY));
+    assert!(
+        links(&before).iter().filter(|id| id.is_number()).count() >= 5,
+        "{before}"
+    );
+    assert_eq!(
+        live_endpoints(&node, "shop/cart", "cluster"),
+        ["10.244.1.5:8080"]
+    );
+    assert!(
+        std::fs::read_to_string(second.log())
+            .unwrap()
+            .contains(READY)
+    );
 }
 
 #[test]
@@ -123,11 +192,23 @@ fn the_services_map_prints_named_fields() {
     let mut lab = Lab::new("bpftool").unwrap();
     let node = lab.node("n1").unwrap();
     let endpoints = vec![("10.244.1.5".parse().unwrap(), "n1")];
-    node.write_manifest("cart.yaml", &Service { endpoints, ..Service::default() }.yaml()).unwrap();
+    node.write_manifest(
+        "cart.yaml",
+        &Service {
+            endpoints,
+            ..Service::default()
+        }
+        .yaml(),
+    )
+    .unwrap();
     let _agent = start(&node, &[]);
 
     let pin = node.pins().join("v1/services");
-    let output = Command::new("bpftool").args(["map", "dump", "pinned"]).arg(pin).output().unwrap();
+    let output = Command::new("bpftool")
+        .args(["map", "dump", "pinned"])
+        .arg(pin)
+        .output()
+        .unwrap();
     let dump: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(dump[0]["key"]["protocol"], 6);
     assert_eq!(dump[0]["value"]["tier_count"], 3);

@@ -4,8 +4,8 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use lab::{Lab, Place as _};
 use lab::fixture::{PATIENCE, Service, start, stderr};
+use lab::{Lab, Place as _};
 
 fn shunt() -> Command {
     Command::new(lab::target_binary("shunt", "SHUNT_BIN").unwrap())
@@ -30,7 +30,13 @@ fn without_root_each_command_that_needs_it_says_so() {
     std::fs::copy(lab::target_binary("shunt", "SHUNT_BIN").unwrap(), &copy).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(directory.path(), open).unwrap();
-    for args in [&["routes"][..], &["status"], &["sockets"], &["uninstall"], &["agent", "--node-name", "n", "--from", "."]] {
+    for args in [
+        &["routes"][..],
+        &["status"],
+        &["sockets"],
+        &["uninstall"],
+        &["agent", "--node-name", "n", "--from", "."],
+    ] {
         let mut command = Command::new(&copy);
         command.args(args).uid(65534).gid(65534).current_dir("/");
         assert_fails(command, &["needs root", "CAP_BPF"]);
@@ -50,12 +56,35 @@ fn a_missing_folder_bpffs_or_cgroup_is_named_with_what_to_do() {
     let manifests = node.manifests().to_str().unwrap();
     let (cgroup, pins) = (node.node_cgroup().to_str().unwrap(), pins.to_str().unwrap());
 
-    let missing = ["--from", "/no/such/folder", "--cgroup", cgroup, "--pins", pins];
+    let missing = [
+        "--from",
+        "/no/such/folder",
+        "--cgroup",
+        cgroup,
+        "--pins",
+        pins,
+    ];
     assert_fails(agent(&missing), &["/no/such/folder"]);
-    let no_bpffs = ["--from", manifests, "--cgroup", cgroup, "--pins", "/tmp/shunt-no-bpffs"];
-    assert_fails(agent(&no_bpffs), &["not on a bpf file system", "mount -t bpf bpf /tmp"]);
+    let no_bpffs = [
+        "--from",
+        manifests,
+        "--cgroup",
+        cgroup,
+        "--pins",
+        "/tmp/shunt-no-bpffs",
+    ];
+    assert_fails(
+        agent(&no_bpffs),
+        &["not on a bpf file system", "mount -t bpf bpf /tmp"],
+    );
     let no_cgroup = ["--from", manifests, "--cgroup", "/tmp", "--pins", pins];
-    assert_fails(agent(&no_cgroup), &["/tmp is not a directory of a cgroup v2 hierarchy", "--cgroup"]);
+    assert_fails(
+        agent(&no_cgroup),
+        &[
+            "/tmp is not a directory of a cgroup v2 hierarchy",
+            "--cgroup",
+        ],
+    );
     let mut routes = shunt();
     routes.args(["routes", "--pins", "/tmp/shunt-no-bpffs"]);
     assert_fails(routes, &["no pins of shunt in /tmp/shunt-no-bpffs"]);
@@ -70,7 +99,9 @@ fn a_second_agent_on_the_same_pins_refuses_to_start() {
     let node = lab.node("n1").unwrap();
     let _first = start(&node, &[]);
     let mut second = node.agent(&[]).unwrap();
-    second.wait_for_log("another shunt agent is running", PATIENCE).unwrap();
+    second
+        .wait_for_log("another shunt agent is running", PATIENCE)
+        .unwrap();
     assert_fails(
         {
             let mut command = shunt();
@@ -85,25 +116,47 @@ fn a_second_agent_on_the_same_pins_refuses_to_start() {
 fn one_bad_object_does_not_stop_the_others() {
     let mut lab = Lab::new("bad").unwrap();
     let node = lab.node("n1").unwrap();
-    let (client, server) = (node.pod("client", None).unwrap(), node.pod("web", None).unwrap());
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
     let _web = server.serve("0.0.0.0:8080", "web").unwrap();
     let endpoints = vec![(server.ipv4().into(), "n1")];
-    node.write_manifest("cart.yaml", &Service { endpoints, ..Service::default() }.yaml()).unwrap();
-    node.write_manifest("broken.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: [\n").unwrap();
+    node.write_manifest(
+        "cart.yaml",
+        &Service {
+            endpoints,
+            ..Service::default()
+        }
+        .yaml(),
+    )
+    .unwrap();
+    node.write_manifest(
+        "broken.yaml",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: [\n",
+    )
+    .unwrap();
     let bad = Service {
         name: "bad",
         cluster_ip: "10.96.0.66",
         endpoints: vec![("10.66.66.66".parse().unwrap(), "n1")],
         ..Service::default()
     };
-    node.write_manifest("bad.yaml", &bad.yaml().replace("10.66.66.66", "10.66.66.666")).unwrap();
+    node.write_manifest(
+        "bad.yaml",
+        &bad.yaml().replace("10.66.66.66", "10.66.66.666"),
+    )
+    .unwrap();
 
     let mut agent = start(&node, &[]);
 
     for message in ["broken.yaml", "10.66.66.666"] {
         agent.wait_for_log(message, PATIENCE).unwrap();
     }
-    assert_eq!(client.connect("10.96.0.10:80").unwrap().id.as_deref(), Some("web"));
+    assert_eq!(
+        client.connect("10.96.0.10:80").unwrap().id.as_deref(),
+        Some("web")
+    );
     // Not refused: what the bad slice would have said is not known.
     let routes = lab::fixture::json(&node, &["routes", "--service", "shop/bad"]);
     assert_eq!(routes["routes"][0]["verdict"], "pass", "{routes}");

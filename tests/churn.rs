@@ -34,7 +34,13 @@ impl Moving {
         pod.add_network(&format!("10.{network}.0.0/16")).unwrap();
         let args = ["serve", "--listen", "0.0.0.0:8080", "--id-is-address"];
         let server = Server::start(pod.start_lab_pod(&args).unwrap()).unwrap();
-        Self { name, cluster_ip, network, _pod: pod, _server: server }
+        Self {
+            name,
+            cluster_ip,
+            network,
+            _pod: pod,
+            _server: server,
+        }
     }
 
     /// The endpoints of a step: 10.N.0.0 and 10.N.0.1, then .2 and .3, and so on.
@@ -54,8 +60,16 @@ impl Moving {
 
     fn write(&self, node: &Node, step: u32) {
         let endpoints = self.endpoints(step).map(|address| (address, "n1")).to_vec();
-        let Self { name, cluster_ip, .. } = *self;
-        let yaml = Service { name, cluster_ip, endpoints, ..Service::default() }.yaml();
+        let Self {
+            name, cluster_ip, ..
+        } = *self;
+        let yaml = Service {
+            name,
+            cluster_ip,
+            endpoints,
+            ..Service::default()
+        }
+        .yaml();
         node.write_manifest(&format!("{name}.yaml"), &yaml).unwrap();
     }
 
@@ -65,10 +79,19 @@ impl Moving {
     fn check(&self, report: &LoadReport, last_step: u32) {
         assert!(report.errnos.is_empty(), "{:?}", report.errnos);
         let step = |landing: &Landing| {
-            self.step(&landing.id).unwrap_or_else(|| panic!("{} answered for {}", landing.id, self.name))
+            self.step(&landing.id)
+                .unwrap_or_else(|| panic!("{} answered for {}", landing.id, self.name))
         };
-        let mut by_end: Vec<_> = report.landings.iter().map(|it| (it.end_ns, step(it))).collect();
-        let mut by_start: Vec<_> = report.landings.iter().map(|it| (it.start_ns, step(it))).collect();
+        let mut by_end: Vec<_> = report
+            .landings
+            .iter()
+            .map(|it| (it.end_ns, step(it)))
+            .collect();
+        let mut by_start: Vec<_> = report
+            .landings
+            .iter()
+            .map(|it| (it.start_ns, step(it)))
+            .collect();
         by_end.sort();
         by_start.sort();
         let mut ended = by_end.into_iter().peekable();
@@ -77,15 +100,23 @@ impl Moving {
             while let Some((_, earlier)) = ended.next_if(|(end_ns, _)| *end_ns < start_ns) {
                 newest = newest.max(earlier);
             }
-            assert!((newest..=last_step).contains(&step), "{step} after {newest}, of {last_step}");
+            assert!(
+                (newest..=last_step).contains(&step),
+                "{step} after {newest}, of {last_step}"
+            );
         }
-        assert!(newest > 20, "the endpoints moved only {newest} steps under the load");
+        assert!(
+            newest > 20,
+            "the endpoints moved only {newest} steps under the load"
+        );
     }
 }
 
 fn load(client: &Pod, target: &str, end: &[&str]) -> Vec<Process> {
     let args = [&["load", target, "--threads", "1", "--trace"], end].concat();
-    (0..PROCESSES).map(|_| client.start_lab_pod(&args).unwrap()).collect()
+    (0..PROCESSES)
+        .map(|_| client.start_lab_pod(&args).unwrap())
+        .collect()
 }
 
 fn finish(processes: Vec<Process>) -> LoadReport {
@@ -99,7 +130,12 @@ fn finish(processes: Vec<Process>) -> LoadReport {
 fn last_table_id(node: &Node) -> u64 {
     let maps = KernelMaps::open(&Pins::new(&node.pins())).unwrap();
     let snapshot = maps.snapshot().unwrap();
-    snapshot.records.iter().map(|record| record.entry.table_id()).max().unwrap()
+    snapshot
+        .records
+        .iter()
+        .map(|record| record.entry.table_id())
+        .max()
+        .unwrap()
 }
 
 /// Writes the next step 200 times a second until the work is done; returns the
@@ -111,7 +147,9 @@ fn while_moving<T>(services: &[Moving], node: &Node, work: impl FnOnce() -> T) -
             let begin = Instant::now();
             while !done.load(Ordering::Relaxed) {
                 let next = step.fetch_add(1, Ordering::Relaxed) + 1;
-                services.iter().for_each(|service| service.write(node, next));
+                services
+                    .iter()
+                    .for_each(|service| service.write(node, next));
                 std::thread::sleep((begin + STEP * next).saturating_duration_since(Instant::now()));
             }
         });
@@ -144,15 +182,25 @@ fn each_connect_lands_on_the_old_or_the_new_set_while_endpoints_change() {
     });
 
     for (service, report) in services.iter().zip(&reports) {
-        assert_eq!(report.landings.len() as u64, CONNECTS, "{:?}", report.errnos);
+        assert_eq!(
+            report.landings.len() as u64,
+            CONNECTS,
+            "{:?}",
+            report.errnos
+        );
         service.check(report, steps);
     }
-    let last = services[0].endpoints(steps).map(|address| format!("{address}:8080"));
+    let last = services[0]
+        .endpoints(steps)
+        .map(|address| format!("{address}:8080"));
     wait_until("the live table is the last one written", || {
         live_endpoints(&node, "shop/cart", "node") == last
     });
     let published = last_table_id(&node) - first_table;
-    assert!(published > 20, "only {published} tables were published in {steps} steps");
+    assert!(
+        published > 20,
+        "only {published} tables were published in {steps} steps"
+    );
 }
 
 #[test]
@@ -173,6 +221,10 @@ fn no_connect_fails_while_the_agent_is_killed_and_restarted_ten_times() {
     });
 
     let report = finish(loads);
-    assert!(report.landings.len() > 1000, "only {} connects", report.landings.len());
+    assert!(
+        report.landings.len() > 1000,
+        "only {} connects",
+        report.landings.len()
+    );
     services[0].check(&report, steps);
 }

@@ -31,14 +31,24 @@ impl Attached {
         pins.create().unwrap();
         let mut loaded = Loader::new(&pins, &Features::probe()).load().unwrap();
         let mut maps = KernelMaps::open(&pins).unwrap();
-        maps.beat(Heartbeat::new(node_agent_now(), u64::MAX, 1)).unwrap();
+        maps.beat(Heartbeat::new(node_agent_now(), u64::MAX, 1))
+            .unwrap();
         let applier = Applier::adopt(&maps.snapshot().unwrap(), Instant::now());
         loaded.attach(&cgroup, &pins).unwrap();
-        Self { maps, applier, pins, cgroup, _loaded: loaded }
+        Self {
+            maps,
+            applier,
+            pins,
+            cgroup,
+            _loaded: loaded,
+        }
     }
 
     fn set(&mut self, routes: Vec<(Frontend, Route)>) {
-        let desired = Tables { routes: routes.into_iter().collect(), ..Tables::default() };
+        let desired = Tables {
+            routes: routes.into_iter().collect(),
+            ..Tables::default()
+        };
         let ops = diff(self.applier.actual(), &desired);
         let applied = self.applier.apply(ops, &mut self.maps, Instant::now());
         assert!(applied.failed.is_empty(), "{:?}", applied.failed);
@@ -55,12 +65,21 @@ fn node_agent_now() -> u64 {
 }
 
 fn frontend(address: &str, port: u16) -> Frontend {
-    Frontend { address: address.parse().unwrap(), port, protocol: Protocol::Tcp }
+    Frontend {
+        address: address.parse().unwrap(),
+        port,
+        protocol: Protocol::Tcp,
+    }
 }
 
 fn route(verdict: Verdict, endpoints: &[SocketAddr], splice: bool) -> Route {
-    let endpoints: Vec<_> =
-        endpoints.iter().map(|address| Endpoint { address: *address, local: true }).collect();
+    let endpoints: Vec<_> = endpoints
+        .iter()
+        .map(|address| Endpoint {
+            address: *address,
+            local: true,
+        })
+        .collect();
     Route {
         name: ServicePortName {
             namespace: Arc::from("shop"),
@@ -71,7 +90,10 @@ fn route(verdict: Verdict, endpoints: &[SocketAddr], splice: bool) -> Route {
         prefer: Prefer::Node,
         affinity_seconds: None,
         splice,
-        tiers: vec![Tier { scope: Scope::Node, endpoints }],
+        tiers: vec![Tier {
+            scope: Scope::Node,
+            endpoints,
+        }],
     }
 }
 
@@ -87,16 +109,29 @@ fn at6(pod: &Pod, port: u16) -> SocketAddr {
 fn a_connect_to_a_cluster_ip_lands_on_the_endpoint_and_shows_the_cluster_ip() {
     let mut lab = Lab::new("connect").unwrap();
     let node = lab.node("n1").unwrap();
-    let (client, server) = (node.pod("client", None).unwrap(), node.pod("web", None).unwrap());
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
     let _web = server.serve("[::]:8080", "web").unwrap();
     let mut shunt = Attached::to(&node);
     let v6 = "fd00:96::a";
     shunt.set(vec![
-        (frontend(CLUSTER_IP, 80), route(Verdict::Balance, &[at(&server, 8080)], false)),
-        (frontend(v6, 80), route(Verdict::Balance, &[at6(&server, 8080)], false)),
+        (
+            frontend(CLUSTER_IP, 80),
+            route(Verdict::Balance, &[at(&server, 8080)], false),
+        ),
+        (
+            frontend(v6, 80),
+            route(Verdict::Balance, &[at6(&server, 8080)], false),
+        ),
     ]);
 
-    for target in [format!("{CLUSTER_IP}:80"), format!("[{v6}]:80"), format!("[::ffff:{CLUSTER_IP}]:80")] {
+    for target in [
+        format!("{CLUSTER_IP}:80"),
+        format!("[{v6}]:80"),
+        format!("[::ffff:{CLUSTER_IP}]:80"),
+    ] {
         let report = client.connect(&target).unwrap();
         assert_eq!(report.id.as_deref(), Some("web"), "{target}: {report:?}");
         assert_eq!(report.peer, Some(target.parse().unwrap()), "{target}");
@@ -113,7 +148,10 @@ fn a_service_without_endpoints_refuses_at_once_with_econnrefused() {
     let mut shunt = Attached::to(&node);
     shunt.set(vec![
         (frontend(CLUSTER_IP, 80), route(Verdict::Refuse, &[], false)),
-        (frontend("fd00:96::a", 80), route(Verdict::Refuse, &[], false)),
+        (
+            frontend("fd00:96::a", 80),
+            route(Verdict::Refuse, &[], false),
+        ),
     ]);
 
     for target in [format!("{CLUSTER_IP}:80"), "[fd00:96::a]:80".to_owned()] {
@@ -127,24 +165,50 @@ fn a_service_without_endpoints_refuses_at_once_with_econnrefused() {
 fn a_spliced_pair_carries_a_checked_stream_past_tcp() {
     let mut lab = Lab::new("splice").unwrap();
     let node = lab.node("n1").unwrap();
-    let (client, server) = (node.pod("client", None).unwrap(), node.pod("web", None).unwrap());
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
     let mut listener = server
-        .start_lab_pod(&["stream", "--listen", "[::]:8080", "--bytes", "20000000", "--seed", "7"])
+        .start_lab_pod(&[
+            "stream",
+            "--listen",
+            "[::]:8080",
+            "--bytes",
+            "20000000",
+            "--seed",
+            "7",
+        ])
         .unwrap();
     let _ready: lab::report::Listening = listener.report().unwrap();
     let mut shunt = Attached::to(&node);
-    shunt.set(vec![(frontend(CLUSTER_IP, 80), route(Verdict::Balance, &[at(&server, 8080)], true))]);
+    shunt.set(vec![(
+        frontend(CLUSTER_IP, 80),
+        route(Verdict::Balance, &[at(&server, 8080)], true),
+    )]);
 
     let target = format!("{CLUSTER_IP}:80");
     let sent: lab::report::StreamReport = client
-        .lab_pod(&["stream", "--connect", &target, "--bytes", "20000000", "--seed", "7"])
+        .lab_pod(&[
+            "stream",
+            "--connect",
+            &target,
+            "--bytes",
+            "20000000",
+            "--seed",
+            "7",
+        ])
         .unwrap();
     let received: lab::report::StreamReport = listener.finish().unwrap();
 
     assert!(sent.ok && received.ok, "{sent:?} {received:?}");
     assert_eq!(shunt.count(Counter::SocketsPaired), 1);
     assert!(shunt.count(Counter::MessagesSpliced) > 0);
-    assert_eq!(shunt.maps.sockets().unwrap(), [], "closed sockets leave no entry");
+    assert_eq!(
+        shunt.maps.sockets().unwrap(),
+        [],
+        "closed sockets leave no entry"
+    );
     assert_eq!(shunt.maps.splice_members().unwrap(), 0);
 }
 
@@ -152,10 +216,16 @@ fn a_spliced_pair_carries_a_checked_stream_past_tcp() {
 fn a_second_agent_replaces_the_programs_inside_the_links() {
     let mut lab = Lab::new("adopt").unwrap();
     let node = lab.node("n1").unwrap();
-    let (client, server) = (node.pod("client", None).unwrap(), node.pod("web", None).unwrap());
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
     let _web = server.serve("[::]:8080", "web").unwrap();
     let mut first = Attached::to(&node);
-    first.set(vec![(frontend(CLUSTER_IP, 80), route(Verdict::Balance, &[at(&server, 8080)], false))]);
+    first.set(vec![(
+        frontend(CLUSTER_IP, 80),
+        route(Verdict::Balance, &[at(&server, 8080)], false),
+    )]);
     let links = node_agent::bpf::programs(&first.pins);
     let table = first.applier.actual().clone();
     drop(first);
@@ -169,13 +239,30 @@ fn a_second_agent_replaces_the_programs_inside_the_links() {
             panic!("{before:?} {after:?}");
         };
         use node_agent::bpf::Attachment::Cgroup as C;
-        if let (C { link_id: a, program_id: p, .. }, C { link_id: b, program_id: q, cgroup_id }) =
-            (before, after)
+        if let (
+            C {
+                link_id: a,
+                program_id: p,
+                ..
+            },
+            C {
+                link_id: b,
+                program_id: q,
+                cgroup_id,
+            },
+        ) = (before, after)
         {
             assert_eq!(a, b, "the link stays");
             assert_ne!(p, q, "the program is a new one");
             assert_eq!(*cgroup_id, second.cgroup.id());
         }
     }
-    assert_eq!(client.connect(&format!("{CLUSTER_IP}:80")).unwrap().id.as_deref(), Some("web"));
+    assert_eq!(
+        client
+            .connect(&format!("{CLUSTER_IP}:80"))
+            .unwrap()
+            .id
+            .as_deref(),
+        Some("web")
+    );
 }

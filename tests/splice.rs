@@ -1,8 +1,8 @@
 //! Spliced connections, with the real agent.
 
+use lab::fixture::{Service, json, start, wait_until};
 use lab::report::{Listening, PingPongBench, StreamReport};
 use lab::{Lab, Options, Place as _};
-use lab::fixture::{Service, json, start, wait_until};
 
 const CART: &str = "10.96.0.10:80";
 const SPLICE: &[(&str, &str)] = &[("shunt.dev/splice", "on")];
@@ -14,49 +14,98 @@ const BYTES: &str = "500000000";
 fn checked_stream(label: &str, options: Options, slow_reader: bool) {
     let mut lab = Lab::with(label, options).unwrap();
     let node = lab.node("n1").unwrap();
-    let (client, server) = (node.pod("client", None).unwrap(), node.pod("web", None).unwrap());
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
     let endpoints = vec![(server.ipv4().into(), "n1")];
-    let service = Service { endpoints, annotations: SPLICE, ..Service::default() };
+    let service = Service {
+        endpoints,
+        annotations: SPLICE,
+        ..Service::default()
+    };
     node.write_manifest("cart.yaml", &service.yaml()).unwrap();
     let _agent = start(&node, &[]);
-    let mut args = vec!["stream", "--bytes", BYTES, "--seed", "11", "--listen", "0.0.0.0:8080"];
+    let mut args = vec![
+        "stream",
+        "--bytes",
+        BYTES,
+        "--seed",
+        "11",
+        "--listen",
+        "0.0.0.0:8080",
+    ];
     if slow_reader {
         args.push("--slow-reader");
     }
     let mut listener = server.start_lab_pod(&args).unwrap();
     let _ready: Listening = listener.report().unwrap();
 
-    let args = ["stream", "--bytes", BYTES, "--seed", "11", "--connect", CART];
+    let args = [
+        "stream",
+        "--bytes",
+        BYTES,
+        "--seed",
+        "11",
+        "--connect",
+        CART,
+    ];
     let near: StreamReport = client.lab_pod(&args).unwrap();
     let far: StreamReport = listener.finish().unwrap();
 
     assert!(near.ok && far.ok, "{near:?}\n{far:?}");
     let counters = &json(&node, &["status"])["counters"];
     assert_eq!(counters["sockets_paired"], 1);
-    assert!(counters["messages_spliced"].as_u64() > Some(100), "{counters}");
+    assert!(
+        counters["messages_spliced"].as_u64() > Some(100),
+        "{counters}"
+    );
 }
 
 #[test]
 fn a_gigabyte_both_ways_arrives_without_a_wrong_byte() {
-    checked_stream("gigabyte", Options { steering: 3, ..Options::default() }, false);
+    checked_stream(
+        "gigabyte",
+        Options {
+            steering: 3,
+            ..Options::default()
+        },
+        false,
+    );
 }
 
 #[test]
 fn a_gigabyte_arrives_at_a_slow_reader_without_a_wrong_byte() {
-    checked_stream("slow", Options { steering: 3, ..Options::default() }, true);
+    checked_stream(
+        "slow",
+        Options {
+            steering: 3,
+            ..Options::default()
+        },
+        true,
+    );
 }
 
 #[test]
 fn sockets_shows_the_pair_with_its_counts_and_forgets_it_when_it_closes() {
     let mut lab = Lab::new("sockets").unwrap();
     let node = lab.node("n1").unwrap();
-    let (client, server) = (node.pod("client", None).unwrap(), node.pod("web", None).unwrap());
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
     let _web = server.serve("0.0.0.0:8080", "web").unwrap();
     let endpoints = vec![(server.ipv4().into(), "n1")];
-    let service = Service { endpoints, annotations: SPLICE, ..Service::default() };
+    let service = Service {
+        endpoints,
+        annotations: SPLICE,
+        ..Service::default()
+    };
     node.write_manifest("cart.yaml", &service.yaml()).unwrap();
     let _agent = start(&node, &[]);
-    let bench = client.start_lab_pod(&["bench-pingpong", CART, "--seconds", "2"]).unwrap();
+    let bench = client
+        .start_lab_pod(&["bench-pingpong", CART, "--seconds", "2"])
+        .unwrap();
 
     let spliced = || json(&node, &["sockets"])["sockets"][0].clone();
     wait_until("the pair is spliced", || spliced()["spliced"] == true);
@@ -73,13 +122,26 @@ fn sockets_shows_the_pair_with_its_counts_and_forgets_it_when_it_closes() {
 fn a_service_without_the_annotation_stays_plain_tcp() {
     let mut lab = Lab::new("plain").unwrap();
     let node = lab.node("n1").unwrap();
-    let (client, server) = (node.pod("client", None).unwrap(), node.pod("web", None).unwrap());
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
     let _web = server.serve("0.0.0.0:8080", "web").unwrap();
     let endpoints = vec![(server.ipv4().into(), "n1")];
-    node.write_manifest("cart.yaml", &Service { endpoints, ..Service::default() }.yaml()).unwrap();
+    node.write_manifest(
+        "cart.yaml",
+        &Service {
+            endpoints,
+            ..Service::default()
+        }
+        .yaml(),
+    )
+    .unwrap();
     let _agent = start(&node, &[]);
 
-    let _report: PingPongBench = client.lab_pod(&["bench-pingpong", CART, "--seconds", "0.2"]).unwrap();
+    let _report: PingPongBench = client
+        .lab_pod(&["bench-pingpong", CART, "--seconds", "0.2"])
+        .unwrap();
 
     let counters = &json(&node, &["status"])["counters"];
     assert_eq!(counters["connect_local"], 1);
@@ -95,7 +157,11 @@ fn loopback_addresses_of_two_pods_are_never_mixed_up() {
     let node = lab.node("n1").unwrap();
     let pods = [node.pod("a", None).unwrap(), node.pod("b", None).unwrap()];
     let endpoints = vec![("127.0.0.1".parse().unwrap(), "n1")];
-    let service = Service { endpoints, annotations: SPLICE, ..Service::default() };
+    let service = Service {
+        endpoints,
+        annotations: SPLICE,
+        ..Service::default()
+    };
     node.write_manifest("cart.yaml", &service.yaml()).unwrap();
     let _agent = start(&node, &[]);
     let args = |end: &'static str, to: &'static str, seed: &'static str| {
@@ -104,7 +170,9 @@ fn loopback_addresses_of_two_pods_are_never_mixed_up() {
     std::thread::scope(|scope| {
         for (pod, seed) in pods.iter().zip(["21", "22"]) {
             scope.spawn(move || {
-                let mut listener = pod.start_lab_pod(&args("--listen", "127.0.0.1:8080", seed)).unwrap();
+                let mut listener = pod
+                    .start_lab_pod(&args("--listen", "127.0.0.1:8080", seed))
+                    .unwrap();
                 let _ready: Listening = listener.report().unwrap();
                 let near: StreamReport = pod.lab_pod(&args("--connect", CART, seed)).unwrap();
                 let far: StreamReport = listener.finish().unwrap();

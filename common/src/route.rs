@@ -232,7 +232,11 @@ impl SlotKey {
     /// Slot `index` of table `table_id`.
     #[inline(always)]
     pub const fn new(table_id: u64, index: u32) -> Self {
-        Self { table_id, index, reserved: [0; 4] }
+        Self {
+            table_id,
+            index,
+            reserved: [0; 4],
+        }
     }
 
     /// The table.

@@ -92,7 +92,11 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut agent = Agent::start(&config, &features, cgroup)?;
 
     let (sender, mut events) = mpsc::channel(QUEUE);
-    let mut source = tokio::spawn(watch::run(config.source.clone(), config.node_name.clone(), sender));
+    let mut source = tokio::spawn(watch::run(
+        config.source.clone(),
+        config.node_name.clone(),
+        sender,
+    ));
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signal)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signal)?;
     let mut beat = interval(BEAT);
@@ -146,7 +150,9 @@ impl<'a> Agent<'a> {
             warn!(%reason, "splicing is off; connections are still routed");
         }
         if !loaded.can_refuse() {
-            warn!("this kernel cannot refuse connects (bpf_set_retval, Linux 5.18): kube-proxy does");
+            warn!(
+                "this kernel cannot refuse connects (bpf_set_retval, Linux 5.18): kube-proxy does"
+            );
         }
         let maps = KernelMaps::open(&config.pins)?;
         let now = Instant::now();
@@ -200,7 +206,11 @@ impl<'a> Agent<'a> {
 
     fn apply(&mut self, ops: Vec<crate::diff::Op>, now: Instant) {
         let applied = self.applier.apply(ops, &mut self.maps, now);
-        debug!(done = applied.done, failed = applied.failed.len(), "applied");
+        debug!(
+            done = applied.done,
+            failed = applied.failed.len(),
+            "applied"
+        );
         let Some((_, error)) = applied.failed.first() else {
             self.retry_at = None;
             self.retry_wait = RETRY_MIN;
@@ -255,7 +265,11 @@ impl<'a> Agent<'a> {
     /// When something is due even if no event comes.
     fn next_wake(&self) -> Instant {
         let far = Instant::now() + RETRY_MAX;
-        [self.retry_at, self.retire_at].into_iter().flatten().min().unwrap_or(far)
+        [self.retry_at, self.retire_at]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(far)
     }
 }
 

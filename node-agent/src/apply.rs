@@ -59,7 +59,10 @@ impl Applier {
     /// Takes over what an earlier agent left in the maps.
     pub fn adopt(snapshot: &Snapshot, now: Instant) -> Self {
         let mut applier = Self {
-            actual: Tables { node: layout::decode_node(&snapshot.node), ..Tables::default() },
+            actual: Tables {
+                node: layout::decode_node(&snapshot.node),
+                ..Tables::default()
+            },
             ..Self::default()
         };
         for record in &snapshot.records {
@@ -68,7 +71,9 @@ impl Applier {
             let slots = record.slots.len() as u32;
             let (frontend, route) = layout::decode(record);
             applier.actual.routes.insert(frontend, route);
-            applier.table_ids.insert(frontend, TableSize { table_id, slots });
+            applier
+                .table_ids
+                .insert(frontend, TableSize { table_id, slots });
         }
         // Ids of orphans are not used again either: they are about to be deleted.
         let orphans = snapshot.orphans.iter().map(|slot| slot.table_id());
@@ -145,7 +150,10 @@ impl Applier {
             self.retire(encoded.slots.iter().map(|(key, _)| *key).collect(), now);
             return Err(error);
         }
-        let size = TableSize { table_id, slots: encoded.slots.len() as u32 };
+        let size = TableSize {
+            table_id,
+            slots: encoded.slots.len() as u32,
+        };
         self.replace(frontend, route.clone(), size, now);
         Ok(())
     }
@@ -153,17 +161,25 @@ impl Applier {
     /// There is no room for the new endpoints, and the old ones are no longer
     /// true: kube-proxy answers meanwhile. Replacing an entry needs no room.
     fn pass_instead(&mut self, frontend: Frontend, maps: &mut impl Maps, now: Instant) {
-        let Some(old) = self.actual.routes.get(&frontend) else { return };
+        let Some(old) = self.actual.routes.get(&frontend) else {
+            return;
+        };
         if old.verdict == Verdict::Pass {
             return;
         }
         let mut route = old.clone();
         route.verdict = Verdict::Pass;
-        route.tiers.iter_mut().for_each(|tier| tier.endpoints.clear());
+        route
+            .tiers
+            .iter_mut()
+            .for_each(|tier| tier.endpoints.clear());
         let table_id = self.next_table_id();
         let entry = layout::encode(&route, table_id).entry;
         let key = layout::service_key(&frontend);
-        if maps.put_service(key, layout::service_name(&route), entry).is_ok() {
+        if maps
+            .put_service(key, layout::service_name(&route), entry)
+            .is_ok()
+        {
             self.replace(frontend, route, TableSize { table_id, slots: 0 }, now);
         }
     }
@@ -183,7 +199,10 @@ impl Applier {
     }
 
     fn set_node(&mut self, node: &NodeIdentity, maps: &mut impl Maps) -> Result<(), WriteError> {
-        maps.put_node(Node::new(&node.name, node.zone.as_deref().unwrap_or_default()))?;
+        maps.put_node(Node::new(
+            &node.name,
+            node.zone.as_deref().unwrap_or_default(),
+        ))?;
         self.actual.node = node.clone();
         Ok(())
     }
@@ -210,6 +229,8 @@ impl Applier {
 
 impl TableSize {
     fn keys(self) -> Vec<SlotKey> {
-        (0..self.slots).map(|index| SlotKey::new(self.table_id, index)).collect()
+        (0..self.slots)
+            .map(|index| SlotKey::new(self.table_id, index))
+            .collect()
     }
 }

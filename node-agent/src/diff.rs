@@ -16,9 +16,14 @@ pub enum Op {
 /// The operations that make `desired` of `actual`. Withdrawals come first, since
 /// they make room in the maps.
 pub fn diff(actual: &Tables, desired: &Tables) -> Vec<Op> {
-    let gone = actual.routes.keys().filter(|frontend| !desired.routes.contains_key(frontend));
-    let changed =
-        desired.routes.iter().filter(|(frontend, route)| actual.routes.get(frontend) != Some(route));
+    let gone = actual
+        .routes
+        .keys()
+        .filter(|frontend| !desired.routes.contains_key(frontend));
+    let changed = desired
+        .routes
+        .iter()
+        .filter(|(frontend, route)| actual.routes.get(frontend) != Some(route));
     let mut ops: Vec<Op> = gone.copied().map(Op::Withdraw).collect();
     ops.extend(changed.map(|(frontend, route)| Op::Publish(*frontend, route.clone())));
     if actual.node != desired.node {
@@ -38,10 +43,16 @@ mod tests {
     /// the last numbers of its endpoints.
     fn tables(node: &str, services: &[(u16, &[u8])]) -> Tables {
         let route = |(port, endpoints): &(u16, &[u8])| {
-            let endpoint = |last: &u8| Endpoint { address: ([10, 0, 0, *last], 80).into(), local: true };
+            let endpoint = |last: &u8| Endpoint {
+                address: ([10, 0, 0, *last], 80).into(),
+                local: true,
+            };
             let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
-            let frontend =
-                Frontend { address: [10, 96, 0, 1].into(), port: *port, protocol: Protocol::Tcp };
+            let frontend = Frontend {
+                address: [10, 96, 0, 1].into(),
+                port: *port,
+                protocol: Protocol::Tcp,
+            };
             let route = Route {
                 name: ServicePortName {
                     namespace: Arc::from("shop"),
@@ -52,12 +63,21 @@ mod tests {
                 prefer: Prefer::Node,
                 affinity_seconds: None,
                 splice: false,
-                tiers: vec![Tier { scope: Scope::Node, endpoints }],
+                tiers: vec![Tier {
+                    scope: Scope::Node,
+                    endpoints,
+                }],
             };
             (frontend, route)
         };
-        let node = NodeIdentity { name: node.to_owned(), zone: None };
-        Tables { node, routes: services.iter().map(route).collect() }
+        let node = NodeIdentity {
+            name: node.to_owned(),
+            zone: None,
+        };
+        Tables {
+            node,
+            routes: services.iter().map(route).collect(),
+        }
     }
 
     /// The operations in short: `-80` withdraws, `+80` publishes.

@@ -27,7 +27,10 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "this is where a program says why it failed")]
+#[expect(
+    clippy::print_stderr,
+    reason = "this is where a program says why it failed"
+)]
 fn report(error: &anyhow::Error) {
     eprintln!("error: {error:#}");
 }

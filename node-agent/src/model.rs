@@ -148,7 +148,10 @@ impl Object {
             Self::EndpointSlice(slice) => (Kind::EndpointSlice, &slice.name),
             Self::Node(node) => (Kind::Node, &node.name),
         };
-        ObjectRef { kind, name: name.clone() }
+        ObjectRef {
+            kind,
+            name: name.clone(),
+        }
     }
 }
 

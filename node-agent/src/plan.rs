@@ -31,15 +31,24 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { prefer: Prefer::default(), protocols: vec![Protocol::Tcp] }
+        Self {
+            prefer: Prefer::default(),
+            protocols: vec![Protocol::Tcp],
+        }
     }
 }
 
 /// The routing table of a node.
 pub fn plan(state: &State, node_name: &str, policy: &Policy) -> Tables {
     let zone = state.node(node_name).and_then(|node| node.zone.as_deref());
-    let node = NodeIdentity { name: node_name.to_owned(), zone: zone.map(str::to_owned) };
-    let mut tables = Tables { node, ..Tables::default() };
+    let node = NodeIdentity {
+        name: node_name.to_owned(),
+        zone: zone.map(str::to_owned),
+    };
+    let mut tables = Tables {
+        node,
+        ..Tables::default()
+    };
     for service in state.services() {
         for (frontend, route) in plan_service(state, service, &tables.node, policy) {
             // Two Services with one ClusterIP can't come from an API server.
@@ -59,12 +68,22 @@ fn plan_service(
     node: &NodeIdentity,
     policy: &Policy,
 ) -> Vec<(Frontend, Route)> {
-    let ports = service.ports.iter().filter(|port| policy.protocols.contains(&port.protocol));
+    let ports = service
+        .ports
+        .iter()
+        .filter(|port| policy.protocols.contains(&port.protocol));
     let frontends = ports.flat_map(|port| service.cluster_ips.iter().map(move |ip| (port, *ip)));
     frontends
         .map(|(port, address)| {
-            let frontend = Frontend { address, port: port.port, protocol: port.protocol };
-            (frontend, plan_port(state, service, port, address, node, policy))
+            let frontend = Frontend {
+                address,
+                port: port.port,
+                protocol: port.protocol,
+            };
+            (
+                frontend,
+                plan_port(state, service, port, address, node, policy),
+            )
         })
         .collect()
 }
@@ -77,7 +96,11 @@ fn plan_port(
     node: &NodeIdentity,
     policy: &Policy,
 ) -> Route {
-    let place = Place { node: &node.name, zone: node.zone.as_deref(), node_hints: true };
+    let place = Place {
+        node: &node.name,
+        zone: node.zone.as_deref(),
+        node_hints: true,
+    };
     let slices = state.slices(&service.name);
     let candidates = candidates(slices, port, address.is_ipv6(), &place);
     let prefer = preference(service, policy);

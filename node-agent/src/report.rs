@@ -63,7 +63,10 @@ pub fn routes(tables: &Tables) -> RoutesReport {
     RoutesReport {
         node: tables.node.name.clone(),
         zone: tables.node.zone.clone(),
-        routes: routes.into_iter().map(|(frontend, route)| route_report(frontend, route)).collect(),
+        routes: routes
+            .into_iter()
+            .map(|(frontend, route)| route_report(frontend, route))
+            .collect(),
     }
 }
 
@@ -71,12 +74,22 @@ impl RoutesReport {
     /// A table for people; a wide one names all endpoints.
     pub fn table(&self, wide: bool) -> String {
         let zone = self.zone.as_deref().unwrap_or("unknown");
-        let head = format!("Node {} (zone {zone}), {} routes", self.node, self.routes.len());
+        let head = format!(
+            "Node {} (zone {zone}), {} routes",
+            self.node,
+            self.routes.len()
+        );
         if self.routes.is_empty() {
             return head;
         }
-        let mut table =
-            plain_table(["SERVICE", "CLUSTER IP", "VERDICT", "PREFER", "TIER", "ENDPOINTS"]);
+        let mut table = plain_table([
+            "SERVICE",
+            "CLUSTER IP",
+            "VERDICT",
+            "PREFER",
+            "TIER",
+            "ENDPOINTS",
+        ]);
         for route in &self.routes {
             add_rows(&mut table, route, wide);
         }
@@ -97,7 +110,11 @@ pub(crate) fn plain_table<const N: usize>(header: [&str; N]) -> Table {
 
 /// One row for each tier; the first says what the route is.
 fn add_rows(table: &mut Table, route: &RouteReport, wide: bool) {
-    let port = if route.port_name.is_empty() { String::new() } else { format!(":{}", route.port_name) };
+    let port = if route.port_name.is_empty() {
+        String::new()
+    } else {
+        format!(":{}", route.port_name)
+    };
     let cluster_ip = SocketAddr::new(route.address, route.port);
     let mut head = [
         format!("{}/{}{port}", route.namespace, route.service),
@@ -113,12 +130,24 @@ fn add_rows(table: &mut Table, route: &RouteReport, wide: bool) {
 }
 
 fn endpoints(all: &[SocketAddr], wide: bool) -> String {
-    let named = if wide { all.len() } else { NAMED.min(all.len()) };
-    let mut text = all[..named].iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+    let named = if wide {
+        all.len()
+    } else {
+        NAMED.min(all.len())
+    };
+    let mut text = all[..named]
+        .iter()
+        .map(SocketAddr::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
     if named < all.len() {
         text = format!("{text}, +{} more", all.len() - named);
     }
-    if text.is_empty() { "-".to_owned() } else { text }
+    if text.is_empty() {
+        "-".to_owned()
+    } else {
+        text
+    }
 }
 
 /// The word that the JSON form has for it.
@@ -132,8 +161,18 @@ fn word(value: &impl Serialize) -> String {
 fn order<'a>(
     frontend: &'a Frontend,
     route: &'a Route,
-) -> (&'a crate::tables::ServicePortName, Protocol, bool, &'a Frontend) {
-    (&route.name, frontend.protocol, frontend.address.is_ipv6(), frontend)
+) -> (
+    &'a crate::tables::ServicePortName,
+    Protocol,
+    bool,
+    &'a Frontend,
+) {
+    (
+        &route.name,
+        frontend.protocol,
+        frontend.address.is_ipv6(),
+        frontend,
+    )
 }
 
 fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
@@ -152,9 +191,16 @@ fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
 }
 
 fn tier_report(tier: &Tier) -> TierReport {
-    let mut endpoints: Vec<_> = tier.endpoints.iter().map(|endpoint| endpoint.address).collect();
+    let mut endpoints: Vec<_> = tier
+        .endpoints
+        .iter()
+        .map(|endpoint| endpoint.address)
+        .collect();
     endpoints.sort_by_cached_key(SocketAddr::to_string);
-    TierReport { scope: tier.scope, endpoints }
+    TierReport {
+        scope: tier.scope,
+        endpoints,
+    }
 }
 
 #[cfg(test)]
@@ -165,14 +211,20 @@ mod tests {
     use crate::tables::{Endpoint, NodeIdentity, ServicePortName};
 
     fn endpoint(text: &str, local: bool) -> Endpoint {
-        Endpoint { address: text.parse().unwrap(), local }
+        Endpoint {
+            address: text.parse().unwrap(),
+            local,
+        }
     }
 
     /// The example of the README.
     fn example() -> Tables {
         let near = endpoint("10.244.1.5:8080", true);
         let far = endpoint("10.244.2.7:8080", false);
-        let tier = |scope, endpoints: &[Endpoint]| Tier { scope, endpoints: endpoints.to_vec() };
+        let tier = |scope, endpoints: &[Endpoint]| Tier {
+            scope,
+            endpoints: endpoints.to_vec(),
+        };
         let route = Route {
             name: ServicePortName {
                 namespace: Arc::from("shop"),
@@ -195,7 +247,10 @@ mod tests {
             protocol: Protocol::Tcp,
         };
         Tables {
-            node: NodeIdentity { name: "n1".to_owned(), zone: Some("z1".to_owned()) },
+            node: NodeIdentity {
+                name: "n1".to_owned(),
+                zone: Some("z1".to_owned()),
+            },
             routes: [(frontend, route)].into(),
         }
     }
@@ -203,22 +258,43 @@ mod tests {
     #[test]
     fn the_json_form_is_the_documented_one() {
         let expected = r#"{"node":"n1","zone":"z1","routes":[{"namespace":"shop","service":"cart","port_name":"http","address":"10.96.0.10","port":80,"protocol":"TCP","verdict":"balance","prefer":"node","affinity_seconds":null,"tiers":[{"scope":"node","endpoints":["10.244.1.5:8080"]},{"scope":"zone","endpoints":[]},{"scope":"cluster","endpoints":["10.244.1.5:8080","10.244.2.7:8080"]}]}]}"#;
-        assert_eq!(serde_json::to_string(&routes(&example())).unwrap(), expected);
+        assert_eq!(
+            serde_json::to_string(&routes(&example())).unwrap(),
+            expected
+        );
     }
 
     #[test]
     fn the_table_has_a_row_for_each_tier() {
         let text = routes(&example()).table(false);
-        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
         assert_eq!(rows[0], ["Node", "n1", "(zone", "z1),", "1", "routes"]);
-        assert_eq!(rows[3], ["shop/cart:http", "10.96.0.10:80/TCP", "balance", "node", "node", "10.244.1.5:8080"]);
+        assert_eq!(
+            rows[3],
+            [
+                "shop/cart:http",
+                "10.96.0.10:80/TCP",
+                "balance",
+                "node",
+                "node",
+                "10.244.1.5:8080"
+            ]
+        );
         assert_eq!(rows[4], ["zone", "-"]);
     }
 
     #[test]
     fn a_long_tier_is_cut_unless_the_table_is_wide() {
-        let all: Vec<_> = (1..=5).map(|n| SocketAddr::from(([10, 0, 0, n], 80))).collect();
-        assert_eq!(endpoints(&all, false), "10.0.0.1:80, 10.0.0.2:80, 10.0.0.3:80, +2 more");
+        let all: Vec<_> = (1..=5)
+            .map(|n| SocketAddr::from(([10, 0, 0, n], 80)))
+            .collect();
+        assert_eq!(
+            endpoints(&all, false),
+            "10.0.0.1:80, 10.0.0.2:80, 10.0.0.3:80, +2 more"
+        );
         assert!(endpoints(&all, true).ends_with("10.0.0.5:80"));
     }
 }

@@ -74,12 +74,20 @@ impl State {
 
     /// A Node, by name.
     pub fn node(&self, name: &str) -> Option<&Node> {
-        self.nodes.get(&ObjectName { namespace: Arc::from(""), name: Arc::from(name) })
+        self.nodes.get(&ObjectName {
+            namespace: Arc::from(""),
+            name: Arc::from(name),
+        })
     }
 
     /// Whether there may be endpoints of the Service that are not known.
     pub fn may_lack_endpoints(&self, service: &ObjectName) -> bool {
-        self.unreadable > 0 || self.rejected.values().flatten().any(|about| about == service)
+        self.unreadable > 0
+            || self
+                .rejected
+                .values()
+                .flatten()
+                .any(|about| about == service)
     }
 
     fn insert(&mut self, object: Object) {
@@ -92,7 +100,10 @@ impl State {
             }
             Object::EndpointSlice(slice) => {
                 if let Some(service) = owner(&slice) {
-                    self.slices_of.entry(service).or_default().insert(slice.name.clone());
+                    self.slices_of
+                        .entry(service)
+                        .or_default()
+                        .insert(slice.name.clone());
                 }
                 self.slices.insert(slice.name.clone(), slice);
             }
@@ -109,7 +120,9 @@ impl State {
 
     fn remove_slice(&mut self, name: &ObjectName) {
         self.rejected.remove(name);
-        let Some(service) = self.slices.remove(name).as_ref().and_then(owner) else { return };
+        let Some(service) = self.slices.remove(name).as_ref().and_then(owner) else {
+            return;
+        };
         if let Some(names) = self.slices_of.get_mut(&service) {
             names.remove(name);
             if names.is_empty() {
@@ -122,5 +135,8 @@ impl State {
 /// The Service that a slice belongs to: one of its own namespace.
 fn owner(slice: &EndpointSlice) -> Option<ObjectName> {
     let name = Arc::clone(slice.service.as_ref()?);
-    Some(ObjectName { namespace: Arc::clone(&slice.name.namespace), name })
+    Some(ObjectName {
+        namespace: Arc::clone(&slice.name.namespace),
+        name,
+    })
 }

@@ -126,7 +126,17 @@ pub enum Scope {
 
 /// Which endpoints a new connection tries first.
 #[derive(
-    Clone, Copy, Debug, Default, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, clap::ValueEnum,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    Deserialize,
+    Eq,
+    Ord,
+    PartialEq,
+    PartialOrd,
+    Serialize,
+    clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Prefer {
@@ -144,7 +154,11 @@ pub enum Prefer {
 impl fmt::Display for ServicePortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.service)?;
-        if self.port.is_empty() { Ok(()) } else { write!(f, ":{}", self.port) }
+        if self.port.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ":{}", self.port)
+        }
     }
 }
 

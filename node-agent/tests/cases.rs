@@ -17,8 +17,15 @@ const CLUSTER_IP_V6: &str = "fd00:96::10";
 /// Kinds whose cases say nothing that a plan decides: what is done to flows of
 /// the past, session affinity, metrics, health checks, NodePorts. They become
 /// tests together with the features that they are about.
-const NOT_OF_THE_PLAN: [&str; 7] =
-    ["change", "cleanup", "metric", "health", "affinity", "udp-cleanup", "nodeport-localhost"];
+const NOT_OF_THE_PLAN: [&str; 7] = [
+    "change",
+    "cleanup",
+    "metric",
+    "health",
+    "affinity",
+    "udp-cleanup",
+    "nodeport-localhost",
+];
 
 #[test]
 fn every_case_of_kube_proxy_holds() {
@@ -42,7 +49,10 @@ fn every_case_of_kube_proxy_holds() {
 /// One Service port, from endpoints to the set that a connect may use.
 fn check_select(case: &Value) {
     let mut service = case["service"].clone();
-    merge(&mut service, json!({"name": "cart", "clusterIP": CLUSTER_IP, "ports": [{"port": 80}]}));
+    merge(
+        &mut service,
+        json!({"name": "cart", "clusterIP": CLUSTER_IP, "ports": [{"port": 80}]}),
+    );
     let endpoints = list(&case["endpoints"]);
     let slices = endpoints.iter().enumerate().map(|(index, endpoint)| {
         let mut endpoint = endpoint.clone();
@@ -54,12 +64,22 @@ fn check_select(case: &Value) {
     // All releases that shunt is for read hints for nodes.
     if case["node_hints_enabled"] != false {
         let tables = tables(&state, case);
-        expect_action(case, &tables, &frontend(CLUSTER_IP, 80, "TCP"), &case["expect"]["clusterip"]);
+        expect_action(
+            case,
+            &tables,
+            &frontend(CLUSTER_IP, 80, "TCP"),
+            &case["expect"]["clusterip"],
+        );
     }
     if case["expect"]["cluster_set"].is_array() {
         let place = place(case, &state);
         let service = state.services().next().unwrap();
-        let all = candidates(state.slices(&service.name), &service.ports[0], false, &place);
+        let all = candidates(
+            state.slices(&service.name),
+            &service.ports[0],
+            false,
+            &place,
+        );
         let usable = select(&all, false, &place).usable;
         let usable = sorted(usable.iter().map(|it| json!(it.endpoint.address)));
         assert_eq!(usable, case["expect"]["cluster_set"], "{case}");
@@ -69,18 +89,27 @@ fn check_select(case: &Value) {
 /// Slices applied in order, to what is known of the endpoints and what is used.
 fn check_slices(case: &Value, slices: &Value) {
     let expect = &case["expect"];
-    let mut keys: Vec<&str> = list(slices).iter().map(|slice| text(&slice["service"])).collect();
+    let mut keys: Vec<&str> = list(slices)
+        .iter()
+        .map(|slice| text(&slice["service"]))
+        .collect();
     keys.sort_unstable();
     keys.dedup();
-    let services: Vec<Value> = keys.iter().map(|name| service_for(case, slices, name)).collect();
+    let services: Vec<Value> = keys
+        .iter()
+        .map(|name| service_for(case, slices, name))
+        .collect();
     let state = state(case, &services, list(slices));
     let (mut held, mut usable) = (json!({}), json!({}));
     for service in state.services() {
         for port in &service.ports {
             let key = format!("{}:{}/{}", service.name, port.name, port.protocol);
             let candidates = of_port(case, &state, &service.name, port);
-            let route = &tables(&state, case).routes
-                [&frontend(&service.cluster_ips[0].to_string(), port.port, &port.protocol.to_string())];
+            let route = &tables(&state, case).routes[&frontend(
+                &service.cluster_ips[0].to_string(),
+                port.port,
+                &port.protocol.to_string(),
+            )];
             let used = route.tiers[0].endpoints.iter().map(|it| json!(it.address));
             // The file names what holds something, and what is asked for.
             if !candidates.is_empty() {
@@ -105,7 +134,11 @@ fn check_transition(case: &Value) {
     let mut changed = case.clone();
     changed["deleted"] = list(&case["before"])
         .iter()
-        .filter(|old| !list(&case["after"]).iter().any(|new| name_of(new) == name_of(old)))
+        .filter(|old| {
+            !list(&case["after"])
+                .iter()
+                .any(|new| name_of(new) == name_of(old))
+        })
         .cloned()
         .collect();
     check_slices(&changed, &Value::Array(all));
@@ -117,11 +150,17 @@ fn check_flow(case: &Value) {
     let before = state(case, list(&case["services"]), list(&case["slices"]));
     let mut after = before.clone();
     for name in list(&case["then"]["delete_slices"]) {
-        let slice = list(&case["slices"]).iter().find(|slice| slice["name"] == *name).unwrap();
+        let slice = list(&case["slices"])
+            .iter()
+            .find(|slice| slice["name"] == *name)
+            .unwrap();
         after.apply(Event::Delete(slice_object(slice).unwrap().reference()));
     }
     let (before, after) = (tables(&before, case), tables(&after, case));
-    let cluster_ips: Vec<_> = list(&case["services"]).iter().map(|it| &it["clusterIP"]).collect();
+    let cluster_ips: Vec<_> = list(&case["services"])
+        .iter()
+        .map(|it| &it["clusterIP"])
+        .collect();
     for flow in list(&case["flows"]) {
         let external = text(&flow["from"]).starts_with("external");
         if external || !cluster_ips.contains(&&flow["dest"]) || flow["protocol"] == "SCTP" {
@@ -167,7 +206,10 @@ fn check_service(case: &Value) {
         expected.sort_by_key(|it| it["port"].as_u64());
         assert_eq!(captured, expected, "{case}");
     } else {
-        assert!(captured.iter().all(|it| it["ip"] == service["clusterIP"]), "{case}");
+        assert!(
+            captured.iter().all(|it| it["ip"] == service["clusterIP"]),
+            "{case}"
+        );
     }
 }
 
@@ -180,7 +222,10 @@ fn expect_action(case: &Value, tables: &Tables, frontend: &Frontend, expect: &Va
         "connect" => {
             assert_eq!(verdict, Some(Verdict::Balance), "{case}");
             let tiers = &route.unwrap().tiers;
-            assert!(tiers.iter().all(|tier| tier.scope != Scope::Zone), "prefer=none: {case}");
+            assert!(
+                tiers.iter().all(|tier| tier.scope != Scope::Zone),
+                "prefer=none: {case}"
+            );
             let endpoints = sorted(tiers[0].endpoints.iter().map(|it| json!(it.address)));
             assert_eq!((&endpoints, tiers.len()), (&expect["to"], 1), "{case}");
         }
@@ -191,13 +236,24 @@ fn expect_action(case: &Value, tables: &Tables, frontend: &Frontend, expect: &Va
 
 fn tables(state: &State, case: &Value) -> Tables {
     let protocols = vec![Protocol::Tcp, Protocol::Udp];
-    plan(state, text(&case["node"]["name"]), &Policy { prefer: Prefer::None, protocols })
+    plan(
+        state,
+        text(&case["node"]["name"]),
+        &Policy {
+            prefer: Prefer::None,
+            protocols,
+        },
+    )
 }
 
 fn place<'a>(case: &'a Value, state: &'a State) -> Place<'a> {
     let node = text(&case["node"]["name"]);
     let zone = state.node(node).and_then(|node| node.zone.as_deref());
-    Place { node, zone, node_hints: case["node_hints_enabled"] != false }
+    Place {
+        node,
+        zone,
+        node_hints: case["node_hints_enabled"] != false,
+    }
 }
 
 fn of_port<'a>(
@@ -206,12 +262,25 @@ fn of_port<'a>(
     service: &node_agent::model::ObjectName,
     port: &ServicePort,
 ) -> Vec<Candidate<'a>> {
-    let place = Place { node: text(&case["node"]["name"]), zone: None, node_hints: true };
-    candidates(state.slices(service), port, case["family"] == "IPv6", &place)
+    let place = Place {
+        node: text(&case["node"]["name"]),
+        zone: None,
+        node_hints: true,
+    };
+    candidates(
+        state.slices(service),
+        port,
+        case["family"] == "IPv6",
+        &place,
+    )
 }
 
 fn condition(candidate: &Candidate<'_>) -> Value {
-    let place = if candidate.endpoint.local { "local" } else { "remote" };
+    let place = if candidate.endpoint.local {
+        "local"
+    } else {
+        "remote"
+    };
     let it = candidate.of_slice;
     let condition = match (it.ready, it.serving && it.terminating) {
         (true, _) => "ready",
@@ -269,7 +338,10 @@ fn service_object(service: &Value) -> Object {
 fn slice_object(slice: &Value) -> Option<Object> {
     let mut labels = slice["labels"].clone();
     if slice["service"].is_string() {
-        merge(&mut labels, json!({"kubernetes.io/service-name": slice["service"]}));
+        merge(
+            &mut labels,
+            json!({"kubernetes.io/service-name": slice["service"]}),
+        );
     }
     let endpoints: Vec<Value> = list(&slice["endpoints"]).iter().map(endpoint).collect();
     let object = json!({
@@ -277,12 +349,17 @@ fn slice_object(slice: &Value) -> Option<Object> {
         "addressType": slice["addressType"], "ports": slice["ports"], "endpoints": endpoints,
     });
     let slice: discovery::EndpointSlice = serde_json::from_value(object).unwrap();
-    convert::endpoint_slice(slice).unwrap().map(Object::EndpointSlice)
+    convert::endpoint_slice(slice)
+        .unwrap()
+        .map(Object::EndpointSlice)
 }
 
 fn endpoint(endpoint: &Value) -> Value {
     let named = |names: &Value| -> Vec<Value> {
-        list(names).iter().map(|name| json!({"name": name})).collect()
+        list(names)
+            .iter()
+            .map(|name| json!({"name": name}))
+            .collect()
     };
     let hints = json!({"forZones": named(&endpoint["hint_zones"]), "forNodes": named(&endpoint["hint_nodes"])});
     json!({
@@ -296,10 +373,18 @@ fn endpoint(endpoint: &Value) -> Value {
 /// A Service with each port that its slices ever had, and each that is asked for,
 /// over TCP and UDP.
 fn service_for(case: &Value, slices: &Value, name: &str) -> Value {
-    let of_service = list(slices).iter().filter(|slice| text(&slice["service"]) == name);
-    let mut names: Vec<&str> =
-        of_service.clone().flat_map(|slice| list(&slice["ports"])).map(|port| text(&port["name"])).collect();
-    let asked = case["expect"]["clusterip_usable"].as_object().into_iter().flat_map(|it| it.keys());
+    let of_service = list(slices)
+        .iter()
+        .filter(|slice| text(&slice["service"]) == name);
+    let mut names: Vec<&str> = of_service
+        .clone()
+        .flat_map(|slice| list(&slice["ports"]))
+        .map(|port| text(&port["name"]))
+        .collect();
+    let asked = case["expect"]["clusterip_usable"]
+        .as_object()
+        .into_iter()
+        .flat_map(|it| it.keys());
     names.extend(asked.filter_map(|key| key.split_once(':')?.1.split('/').next()));
     names.sort_unstable();
     names.dedup();
@@ -329,15 +414,25 @@ fn services_have(case: &Value, frontend: &Frontend) -> bool {
 }
 
 fn frontend(address: &str, port: u16, protocol: &str) -> Frontend {
-    let protocol = if protocol == "UDP" { Protocol::Udp } else { Protocol::Tcp };
-    Frontend { address: address.parse().unwrap(), port, protocol }
+    let protocol = if protocol == "UDP" {
+        Protocol::Udp
+    } else {
+        Protocol::Tcp
+    };
+    Frontend {
+        address: address.parse().unwrap(),
+        port,
+        protocol,
+    }
 }
 
 fn merge(into: &mut Value, from: Value) {
     if into.is_null() {
         *into = json!({});
     }
-    into.as_object_mut().unwrap().extend(from.as_object().unwrap().clone());
+    into.as_object_mut()
+        .unwrap()
+        .extend(from.as_object().unwrap().clone());
 }
 
 fn name_of(object: &Value) -> (&str, &Value) {

@@ -40,21 +40,45 @@ fn routes(manifests: &str, prefer: Prefer) -> Vec<String> {
     fs::write(directory.path().join("all.yaml"), manifests).unwrap();
     let (state, complaints) = folder::read(directory.path()).unwrap();
     assert_eq!(complaints, [""; 0]);
-    let report = report::routes(&plan(&state, "n1", &Policy { prefer, ..Policy::default() }));
+    let report = report::routes(&plan(
+        &state,
+        "n1",
+        &Policy {
+            prefer,
+            ..Policy::default()
+        },
+    ));
     let tier = |tier: &report::TierReport| {
-        let last = tier.endpoints.iter().map(|it| it.ip().to_string().rsplit('.').next().unwrap().to_owned());
-        format!(" {}[{}]", word(&tier.scope), last.collect::<Vec<_>>().join(","))
+        let last = tier
+            .endpoints
+            .iter()
+            .map(|it| it.ip().to_string().rsplit('.').next().unwrap().to_owned());
+        format!(
+            " {}[{}]",
+            word(&tier.scope),
+            last.collect::<Vec<_>>().join(",")
+        )
     };
     let route = |route: &report::RouteReport| {
         let tiers: String = route.tiers.iter().map(tier).collect();
-        format!("{}:{} {} {}{tiers}", route.service, route.port, word(&route.verdict), word(&route.prefer))
+        format!(
+            "{}:{} {} {}{tiers}",
+            route.service,
+            route.port,
+            word(&route.verdict),
+            word(&route.prefer)
+        )
     };
     report.routes.iter().map(route).collect()
 }
 
 /// The word of the JSON form.
 fn word(value: &impl serde::Serialize) -> String {
-    serde_json::to_value(value).unwrap().as_str().unwrap().to_owned()
+    serde_json::to_value(value)
+        .unwrap()
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 fn check(metadata: &str, spec: &str, prefer: Prefer, expected: &str) {
@@ -65,9 +89,18 @@ fn check(metadata: &str, spec: &str, prefer: Prefer, expected: &str) {
 #[test]
 fn each_preference_has_its_tiers() {
     for (prefer, expected) in [
-        (Prefer::Node, "cart:80 balance node node[5] zone[5,7] cluster[5,7,9]"),
-        (Prefer::Zone, "cart:80 balance zone zone[5,7] cluster[5,7,9]"),
-        (Prefer::Hints, "cart:80 balance hints hints[5] cluster[5,7,9]"),
+        (
+            Prefer::Node,
+            "cart:80 balance node node[5] zone[5,7] cluster[5,7,9]",
+        ),
+        (
+            Prefer::Zone,
+            "cart:80 balance zone zone[5,7] cluster[5,7,9]",
+        ),
+        (
+            Prefer::Hints,
+            "cart:80 balance hints hints[5] cluster[5,7,9]",
+        ),
         (Prefer::None, "cart:80 balance none hints[5]"),
     ] {
         check("", "", prefer, expected);
@@ -80,7 +113,12 @@ fn the_annotation_wins_over_traffic_distribution_and_that_over_the_flag() {
     let hints = "cart:80 balance hints hints[5] cluster[5,7,9]";
     check("", distribution, Prefer::Node, hints);
     let annotation = ", annotations: {shunt.dev/prefer: zone}";
-    check(annotation, distribution, Prefer::Node, "cart:80 balance zone zone[5,7] cluster[5,7,9]");
+    check(
+        annotation,
+        distribution,
+        Prefer::Node,
+        "cart:80 balance zone zone[5,7] cluster[5,7,9]",
+    );
     let unknown = ", annotations: {shunt.dev/prefer: nearest}";
     check(unknown, "", Prefer::None, "cart:80 balance none hints[5]");
 }
@@ -88,8 +126,17 @@ fn the_annotation_wins_over_traffic_distribution_and_that_over_the_flag() {
 #[test]
 fn nothing_widens_internal_traffic_policy_local() {
     let local = ", internalTrafficPolicy: Local";
-    for (prefer, word) in [(Prefer::Node, "node"), (Prefer::Zone, "zone"), (Prefer::Hints, "hints")] {
-        check("", local, prefer, &format!("cart:80 balance {word} node[5]"));
+    for (prefer, word) in [
+        (Prefer::Node, "node"),
+        (Prefer::Zone, "zone"),
+        (Prefer::Hints, "hints"),
+    ] {
+        check(
+            "",
+            local,
+            prefer,
+            &format!("cart:80 balance {word} node[5]"),
+        );
     }
 }
 
@@ -98,7 +145,10 @@ fn what_shunt_does_not_capture_is_not_listed() {
     let manifests = |metadata, spec| format!("{NODES_AND_SLICE}{}", service(metadata, spec));
     for (metadata, spec) in [
         (", annotations: {shunt.dev/mode: \"off\"}", ""),
-        (", labels: {service.kubernetes.io/service-proxy-name: other}", ""),
+        (
+            ", labels: {service.kubernetes.io/service-proxy-name: other}",
+            "",
+        ),
         ("", ", type: ExternalName"),
     ] {
         assert_eq!(routes(&manifests(metadata, spec), Prefer::Node), [""; 0]);

@@ -70,7 +70,11 @@ impl Load {
             let connect = connect(self.to, self.timeout, Close::Reset);
             if let Some(id) = connect.id.clone().filter(|_| self.trace) {
                 let end_ns = monotonic_ns();
-                report.landings.push(Landing { start_ns, end_ns, id });
+                report.landings.push(Landing {
+                    start_ns,
+                    end_ns,
+                    id,
+                });
             }
             report.add(connect);
         }
@@ -115,7 +119,9 @@ fn connect(to: SocketAddr, timeout: Duration, close: Close) -> ConnectReport {
 }
 
 fn monotonic_ns() -> u64 {
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map(Duration::from)
+        .unwrap_or_default();
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -45,17 +45,33 @@ impl Default for Service<'_> {
 impl Service<'_> {
     /// Both objects as YAML.
     pub fn yaml(&self) -> String {
-        let Self { name, cluster_ip, target_port, .. } = self;
+        let Self {
+            name,
+            cluster_ip,
+            target_port,
+            ..
+        } = self;
         let mut annotations = String::new();
         for (key, value) in self.annotations {
             let _ = write!(annotations, "{key}: \"{value}\", ");
         }
-        let family = if cluster_ip.contains(':') { "IPv6" } else { "IPv4" };
+        let family = if cluster_ip.contains(':') {
+            "IPv6"
+        } else {
+            "IPv4"
+        };
         let mut endpoints = String::new();
         for (address, node) in &self.endpoints {
-            let _ = write!(endpoints, "\n- {{addresses: [\"{address}\"], nodeName: {node}}}");
+            let _ = write!(
+                endpoints,
+                "\n- {{addresses: [\"{address}\"], nodeName: {node}}}"
+            );
         }
-        let endpoints = if endpoints.is_empty() { " []".to_owned() } else { endpoints };
+        let endpoints = if endpoints.is_empty() {
+            " []".to_owned()
+        } else {
+            endpoints
+        };
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{namespace: shop, name: {name}, \
              annotations: {{{annotations}}}}}\nspec:\n  clusterIP: \"{cluster_ip}\"\n  \
@@ -90,10 +106,18 @@ pub fn stderr(output: &Output) -> String {
 /// The endpoints of the first route's tier, in the live table.
 pub fn live_endpoints(node: &Node, service: &str, scope: &str) -> Vec<String> {
     let report = json(node, &["routes", "--service", service]);
-    let tiers = report["routes"][0]["tiers"].as_array().cloned().unwrap_or_default();
+    let tiers = report["routes"][0]["tiers"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     let tier = tiers.iter().find(|tier| tier["scope"] == scope);
-    let endpoints = tier.and_then(|tier| tier["endpoints"].as_array().cloned()).unwrap_or_default();
-    endpoints.iter().filter_map(|endpoint| endpoint.as_str().map(str::to_owned)).collect()
+    let endpoints = tier
+        .and_then(|tier| tier["endpoints"].as_array().cloned())
+        .unwrap_or_default();
+    endpoints
+        .iter()
+        .filter_map(|endpoint| endpoint.as_str().map(str::to_owned))
+        .collect()
 }
 
 /// Waits until a condition holds.

@@ -58,7 +58,10 @@ impl Pod {
     /// node routes it there, and a server on 0.0.0.0 answers for each.
     pub fn add_network(&self, network: &str) -> Result<()> {
         let builder = &self.shared.builder;
-        builder.ip(&self.node_namespace, &format!("route add {network} dev pod{}\n", self.number))?;
+        builder.ip(
+            &self.node_namespace,
+            &format!("route add {network} dev pod{}\n", self.number),
+        )?;
         let namespace = self.entry.namespace().context("a pod has a namespace")?;
         builder.ip(namespace, &format!("route add local {network} dev lo\n"))
     }

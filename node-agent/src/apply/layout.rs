@@ -7,12 +7,14 @@
 use std::sync::Arc;
 
 use shunt_common::{
-    Flags, MAX_TIERS, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange, address,
+    Flags, MAX_TIERS, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange,
+    address,
 };
 
 use super::maps::Record;
 use crate::tables::{
-    Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName, Tier, Verdict,
+    Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName, Tier,
+    Verdict,
 };
 
 /// A route as map elements.
@@ -29,7 +31,11 @@ pub(super) fn encode(route: &Route, table_id: u64) -> Encoded {
         let start = slots.len() as u32;
         *range = TierRange::new(start, tier.endpoints.len() as u32, scope_number(tier.scope));
         for (index, endpoint) in (start..).zip(&tier.endpoints) {
-            let slot = Slot::new(endpoint.address.ip(), endpoint.address.port(), endpoint.local);
+            let slot = Slot::new(
+                endpoint.address.ip(),
+                endpoint.address.port(),
+                endpoint.local,
+            );
             slots.push((SlotKey::new(table_id, index), slot));
         }
     }
@@ -79,11 +85,18 @@ pub(super) fn service_name(route: &Route) -> ServiceName {
 
 pub(crate) fn decode_node(node: &Node) -> NodeIdentity {
     let zone = Some(node.zone()).filter(|zone| !zone.is_empty());
-    NodeIdentity { name: node.name().to_owned(), zone: zone.map(str::to_owned) }
+    NodeIdentity {
+        name: node.name().to_owned(),
+        zone: zone.map(str::to_owned),
+    }
 }
 
 fn frontend(key: &ServiceKey) -> Frontend {
-    let protocol = if key.protocol() == ServiceKey::UDP { Protocol::Udp } else { Protocol::Tcp };
+    let protocol = if key.protocol() == ServiceKey::UDP {
+        Protocol::Udp
+    } else {
+        Protocol::Tcp
+    };
     Frontend {
         address: address::to_ip(key.address()),
         port: u16::from_be_bytes(key.port()),
@@ -93,12 +106,21 @@ fn frontend(key: &ServiceKey) -> Frontend {
 
 fn tier(range: &TierRange, slots: &[Slot]) -> Tier {
     let start = range.start() as usize;
-    let slots = slots.get(start..start + range.count() as usize).unwrap_or_default();
+    let slots = slots
+        .get(start..start + range.count() as usize)
+        .unwrap_or_default();
     let endpoint = |slot: &Slot| Endpoint {
-        address: (address::to_ip(slot.address()), u16::from_be_bytes(slot.port())).into(),
+        address: (
+            address::to_ip(slot.address()),
+            u16::from_be_bytes(slot.port()),
+        )
+            .into(),
         local: slot.is_local(),
     };
-    Tier { scope: scope(range.scope()), endpoints: slots.iter().map(endpoint).collect() }
+    Tier {
+        scope: scope(range.scope()),
+        endpoints: slots.iter().map(endpoint).collect(),
+    }
 }
 
 fn flags(route: &Route) -> Flags {

@@ -85,6 +85,10 @@ impl WriteError {
 
 impl Default for Snapshot {
     fn default() -> Self {
-        Self { node: Node::new("", ""), records: Vec::new(), orphans: Vec::new() }
+        Self {
+            node: Node::new("", ""),
+            records: Vec::new(),
+            orphans: Vec::new(),
+        }
     }
 }

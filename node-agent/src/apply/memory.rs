@@ -26,15 +26,30 @@ impl MemoryMaps {
     /// Everything in the maps.
     pub fn snapshot(&self) -> Snapshot {
         let record = |(key, (name, entry)): (&ServiceKey, &(ServiceName, ServiceEntry))| {
-            let of_table = SlotKey::new(entry.table_id(), 0)..=SlotKey::new(entry.table_id(), u32::MAX);
+            let of_table =
+                SlotKey::new(entry.table_id(), 0)..=SlotKey::new(entry.table_id(), u32::MAX);
             let slots = self.slots.range(of_table).map(|(_, slot)| *slot).collect();
-            Record { key: *key, name: *name, entry: *entry, slots }
+            Record {
+                key: *key,
+                name: *name,
+                entry: *entry,
+                slots,
+            }
         };
-        let in_use = |id| self.services.values().any(|(_, entry)| entry.table_id() == id);
+        let in_use = |id| {
+            self.services
+                .values()
+                .any(|(_, entry)| entry.table_id() == id)
+        };
         Snapshot {
             node: self.node.node,
             records: self.services.iter().map(record).collect(),
-            orphans: self.slots.keys().filter(|slot| !in_use(slot.table_id())).copied().collect(),
+            orphans: self
+                .slots
+                .keys()
+                .filter(|slot| !in_use(slot.table_id()))
+                .copied()
+                .collect(),
         }
     }
 
@@ -46,7 +61,10 @@ impl MemoryMaps {
     fn write(&mut self, map: &'static str) -> Result<(), WriteError> {
         self.writes += 1;
         match &mut self.writes_until_failure {
-            Some(0) => Err(WriteError::new(map, io::Error::from_raw_os_error(libc::ENOMEM))),
+            Some(0) => Err(WriteError::new(
+                map,
+                io::Error::from_raw_os_error(libc::ENOMEM),
+            )),
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -60,7 +78,10 @@ impl Maps for MemoryMaps {
     fn put_slots(&mut self, slots: &[(SlotKey, Slot)]) -> Result<(), WriteError> {
         for (key, slot) in slots {
             self.write("slots")?;
-            if self.slot_capacity.is_some_and(|capacity| self.slots.len() >= capacity) {
+            if self
+                .slot_capacity
+                .is_some_and(|capacity| self.slots.len() >= capacity)
+            {
                 return Err(WriteError::Full { map: "slots" });
             }
             self.slots.insert(*key, *slot);

@@ -11,12 +11,16 @@ use shunt_common::{Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
 use super::{Applier, GRACE, Maps, MemoryMaps, Snapshot, WriteError};
 use crate::diff::{Op, diff};
 use crate::tables::{
-    Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName, Tables, Tier,
-    Verdict,
+    Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName, Tables,
+    Tier, Verdict,
 };
 
 fn frontend(number: u8) -> Frontend {
-    Frontend { address: [10, 96, 0, number].into(), port: 80, protocol: Protocol::Tcp }
+    Frontend {
+        address: [10, 96, 0, number].into(),
+        port: 80,
+        protocol: Protocol::Tcp,
+    }
 }
 
 fn route(number: u8, hosts: &[u8]) -> Route {
@@ -25,35 +29,61 @@ fn route(number: u8, hosts: &[u8]) -> Route {
         local: host.is_multiple_of(2),
     };
     let all: Vec<_> = hosts.iter().map(endpoint).collect();
-    let local = all.iter().copied().filter(|endpoint| endpoint.local).collect();
+    let local = all
+        .iter()
+        .copied()
+        .filter(|endpoint| endpoint.local)
+        .collect();
     Route {
         name: ServicePortName {
             namespace: Arc::from("shop"),
             service: Arc::from(format!("cart-{number}")),
             port: Arc::from(""),
         },
-        verdict: if hosts.is_empty() { Verdict::Refuse } else { Verdict::Balance },
+        verdict: if hosts.is_empty() {
+            Verdict::Refuse
+        } else {
+            Verdict::Balance
+        },
         prefer: Prefer::Node,
         affinity_seconds: (number == 3).then_some(30),
         splice: number == 4,
         tiers: vec![
-            Tier { scope: Scope::Node, endpoints: local },
-            Tier { scope: Scope::Cluster, endpoints: all },
+            Tier {
+                scope: Scope::Node,
+                endpoints: local,
+            },
+            Tier {
+                scope: Scope::Cluster,
+                endpoints: all,
+            },
         ],
     }
 }
 
 fn tables(services: &BTreeMap<u8, Vec<u8>>) -> Tables {
-    let routes = services.iter().map(|(number, hosts)| (frontend(*number), route(*number, hosts)));
+    let routes = services
+        .iter()
+        .map(|(number, hosts)| (frontend(*number), route(*number, hosts)));
     let zone = (services.len() % 2 == 0).then(|| "z1".to_owned());
-    Tables { node: NodeIdentity { name: "n1".to_owned(), zone }, routes: routes.collect() }
+    Tables {
+        node: NodeIdentity {
+            name: "n1".to_owned(),
+            zone,
+        },
+        routes: routes.collect(),
+    }
 }
 
 /// Any table of up to six Service ports with up to eight endpoints each.
 fn any_tables() -> impl Strategy<Value = Tables> {
     let hosts = prop::collection::btree_set(1_u8..40, 0..8);
-    prop::collection::btree_map(1_u8..7, hosts.prop_map(|set| set.into_iter().collect()), 0..6)
-        .prop_map(|services| tables(&services))
+    prop::collection::btree_map(
+        1_u8..7,
+        hosts.prop_map(|set| set.into_iter().collect()),
+        0..6,
+    )
+    .prop_map(|services| tables(&services))
 }
 
 fn apply_all(applier: &mut Applier, desired: &Tables, maps: &mut impl Maps, now: Instant) {
@@ -78,7 +108,10 @@ impl Watched {
         for (frontend, route) in &desired.routes {
             let slots = super::layout::encode(route, 1).slots;
             let set = slots.into_iter().map(|(_, slot)| slot).collect();
-            self.allowed.entry(super::service_key(frontend)).or_default().push(set);
+            self.allowed
+                .entry(super::service_key(frontend))
+                .or_default()
+                .push(set);
         }
     }
 
@@ -222,10 +255,22 @@ fn withdrawals_come_before_publications() {
 fn the_slots_of_an_old_set_stay_for_the_grace_period() {
     let (mut applier, mut maps) = (Applier::default(), MemoryMaps::default());
     let now = Instant::now();
-    apply_all(&mut applier, &tables(&BTreeMap::from([(1, vec![1, 3])])), &mut maps, now);
-    apply_all(&mut applier, &tables(&BTreeMap::from([(1, vec![5])])), &mut maps, now);
+    apply_all(
+        &mut applier,
+        &tables(&BTreeMap::from([(1, vec![1, 3])])),
+        &mut maps,
+        now,
+    );
+    apply_all(
+        &mut applier,
+        &tables(&BTreeMap::from([(1, vec![5])])),
+        &mut maps,
+        now,
+    );
 
-    let early = applier.delete_retired(&mut maps, now + GRACE - Duration::from_millis(1)).unwrap();
+    let early = applier
+        .delete_retired(&mut maps, now + GRACE - Duration::from_millis(1))
+        .unwrap();
     assert_eq!((early, maps.slot_count()), (Some(now + GRACE), 3));
     let late = applier.delete_retired(&mut maps, now + GRACE).unwrap();
     assert_eq!((late, maps.slot_count()), (None, 1));
@@ -235,15 +280,31 @@ fn the_slots_of_an_old_set_stay_for_the_grace_period() {
 fn a_service_that_does_not_fit_in_is_left_to_kube_proxy_and_the_others_go_on() {
     let (mut applier, mut maps) = (Applier::default(), MemoryMaps::default());
     let now = Instant::now();
-    apply_all(&mut applier, &tables(&BTreeMap::from([(1, vec![1])])), &mut maps, now);
+    apply_all(
+        &mut applier,
+        &tables(&BTreeMap::from([(1, vec![1])])),
+        &mut maps,
+        now,
+    );
     maps.slot_capacity = Some(4);
 
-    let desired = tables(&BTreeMap::from([(1, vec![1, 3, 5, 7, 9]), (2, vec![]), (3, vec![])]));
+    let desired = tables(&BTreeMap::from([
+        (1, vec![1, 3, 5, 7, 9]),
+        (2, vec![]),
+        (3, vec![]),
+    ]));
     let applied = applier.apply(diff(applier.actual(), &desired), &mut maps, now);
 
-    assert!(matches!(applied.failed[..], [(Op::Publish(_, _), WriteError::Full { map: "slots" })]));
+    assert!(matches!(
+        applied.failed[..],
+        [(Op::Publish(_, _), WriteError::Full { map: "slots" })]
+    ));
     let table = read_back(&maps.snapshot());
-    assert_eq!(table.routes[&frontend(1)].verdict, Verdict::Pass, "the old set is not true any more");
+    assert_eq!(
+        table.routes[&frontend(1)].verdict,
+        Verdict::Pass,
+        "the old set is not true any more"
+    );
     assert_eq!(table.routes[&frontend(2)].verdict, Verdict::Refuse);
     // Once there is room, the same difference is found again and written.
     maps.slot_capacity = None;

@@ -73,15 +73,28 @@ impl Btf {
         let [header_size, type_at, type_size, string_at, string_size] = header.take()?;
         let section = |at: u32, size: u32| {
             let start = header_size as usize + at as usize;
-            bytes.get(start..start + size as usize).ok_or(BtfError::Malformed("a section is cut off"))
+            bytes
+                .get(start..start + size as usize)
+                .ok_or(BtfError::Malformed("a section is cut off"))
         };
-        let mut words = Words { bytes: section(type_at, type_size)?, at: 0 };
-        let void = Type { name: 0, kind: 0, size_or_type: 0, members: Vec::new() };
+        let mut words = Words {
+            bytes: section(type_at, type_size)?,
+            at: 0,
+        };
+        let void = Type {
+            name: 0,
+            kind: 0,
+            size_or_type: 0,
+            members: Vec::new(),
+        };
         let mut types = vec![void];
         while words.at < words.bytes.len() {
             types.push(Type::parse(&mut words)?);
         }
-        Ok(Self { types, strings: section(string_at, string_size)?.to_vec() })
+        Ok(Self {
+            types,
+            strings: section(string_at, string_size)?.to_vec(),
+        })
     }
 
     /// Offset in bytes of a field, such as `sk_backlog.rmem_alloc`, in a struct.
@@ -97,7 +110,11 @@ impl Btf {
             bits += offset;
             typ = self.resolve(type_id).ok_or_else(unknown)?;
         }
-        if bits % 8 == 0 { Ok(bits / 8) } else { Err(unknown()) }
+        if bits % 8 == 0 {
+            Ok(bits / 8)
+        } else {
+            Err(unknown())
+        }
     }
 
     /// Bit offset and type of a member, also one of an anonymous member.
@@ -105,14 +122,21 @@ impl Btf {
         if depth > MAX_DEPTH {
             return None;
         }
-        let direct = typ.members.iter().find(|member| self.text(member.name) == name);
+        let direct = typ
+            .members
+            .iter()
+            .find(|member| self.text(member.name) == name);
         if let Some(member) = direct {
             return Some((member.offset_bits, member.type_id));
         }
-        typ.members.iter().filter(|member| member.name == 0).find_map(|member| {
-            let (offset, type_id) = self.member(self.resolve(member.type_id)?, name, depth + 1)?;
-            Some((member.offset_bits + offset, type_id))
-        })
+        typ.members
+            .iter()
+            .filter(|member| member.name == 0)
+            .find_map(|member| {
+                let (offset, type_id) =
+                    self.member(self.resolve(member.type_id)?, name, depth + 1)?;
+                Some((member.offset_bits + offset, type_id))
+            })
     }
 
     /// Follows typedefs and modifiers to the type itself.
@@ -130,7 +154,10 @@ impl Btf {
 
     fn text(&self, offset: u32) -> &str {
         let bytes = self.strings.get(offset as usize..).unwrap_or_default();
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        let end = bytes
+            .iter()
+            .position(|byte| *byte == 0)
+            .unwrap_or(bytes.len());
         std::str::from_utf8(&bytes[..end]).unwrap_or_default()
     }
 }
@@ -147,8 +174,16 @@ impl Type {
                 for _ in 0..count {
                     let [name, type_id, offset] = words.take()?;
                     // With bit fields in the struct the top byte is the size.
-                    let offset_bits = if bitfields { offset & 0x00ff_ffff } else { offset };
-                    members.push(Member { name, type_id, offset_bits });
+                    let offset_bits = if bitfields {
+                        offset & 0x00ff_ffff
+                    } else {
+                        offset
+                    };
+                    members.push(Member {
+                        name,
+                        type_id,
+                        offset_bits,
+                    });
                 }
             }
             KIND_INT | KIND_VAR | KIND_DECL_TAG => words.skip(1)?,
@@ -157,7 +192,12 @@ impl Type {
             KIND_DATASEC | KIND_ENUM64 => words.skip(3 * count)?,
             _ => {}
         }
-        Ok(Self { name, kind, size_or_type, members })
+        Ok(Self {
+            name,
+            kind,
+            size_or_type,
+            members,
+        })
     }
 }
 
@@ -180,7 +220,11 @@ impl Words<'_> {
 
     fn skip(&mut self, words: u32) -> Result<(), BtfError> {
         self.at += 4 * words as usize;
-        if self.at <= self.bytes.len() { Ok(()) } else { Err(BtfError::Malformed("it ends early")) }
+        if self.at <= self.bytes.len() {
+            Ok(())
+        } else {
+            Err(BtfError::Malformed("it ends early"))
+        }
     }
 }
 
@@ -206,7 +250,10 @@ mod tests {
         let size = 4 * types.len() as u32;
         let mut bytes = MAGIC.to_ne_bytes().to_vec();
         bytes.extend([1, 0]);
-        for word in [24, 0, size, size, STRINGS.len() as u32].into_iter().chain(types) {
+        for word in [24, 0, size, size, STRINGS.len() as u32]
+            .into_iter()
+            .chain(types)
+        {
             bytes.extend(u32::to_ne_bytes(word));
         }
         bytes.extend(STRINGS);
@@ -218,7 +265,10 @@ mod tests {
         let btf = Btf::parse(&sample()).unwrap();
         assert_eq!(btf.offset("outer", "a").unwrap(), 0);
         assert_eq!(btf.offset("outer", "b").unwrap(), 4);
-        assert!(matches!(btf.offset("outer", "c"), Err(BtfError::NoField(_))));
+        assert!(matches!(
+            btf.offset("outer", "c"),
+            Err(BtfError::NoField(_))
+        ));
     }
 
     #[test]
@@ -236,9 +286,11 @@ mod tests {
             Err(BtfError::Absent(_)) => return,
             Err(error) => panic!("{error}"),
         };
-        for (structure, path) in
-            [("tcp_sock", "write_seq"), ("sock", "sk_backlog.rmem_alloc"), ("sock", "sk_shutdown")]
-        {
+        for (structure, path) in [
+            ("tcp_sock", "write_seq"),
+            ("sock", "sk_backlog.rmem_alloc"),
+            ("sock", "sk_shutdown"),
+        ] {
             assert!(btf.offset(structure, path).unwrap() > 0, "{path}");
         }
     }

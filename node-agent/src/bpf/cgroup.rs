@@ -71,8 +71,10 @@ impl Cgroup {
 
     /// An open descriptor of the directory.
     pub fn file(&self) -> Result<File, CgroupError> {
-        File::open(&self.path)
-            .map_err(|source| CgroupError::Open { path: self.path.clone(), source })
+        File::open(&self.path).map_err(|source| CgroupError::Open {
+            path: self.path.clone(),
+            source,
+        })
     }
 
     fn open(path: &Path) -> Result<Self, CgroupError> {
@@ -83,10 +85,16 @@ impl Cgroup {
         };
         match statfs(&path) {
             Ok(stat) if stat.filesystem_type() == CGROUP2_SUPER_MAGIC && metadata.is_dir() => {
-                Ok(Self { path, id: metadata.ino() })
+                Ok(Self {
+                    path,
+                    id: metadata.ino(),
+                })
             }
             Ok(_) => Err(CgroupError::NotCgroup2 { path }),
-            Err(errno) => Err(CgroupError::Open { path, source: errno.into() }),
+            Err(errno) => Err(CgroupError::Open {
+                path,
+                source: errno.into(),
+            }),
         }
     }
 
@@ -94,7 +102,10 @@ impl Cgroup {
     /// private cgroup namespace, the one that process 1 sees.
     fn root() -> Result<Self, CgroupError> {
         let mut fallback = None;
-        for (mountinfo, prefix) in [("/proc/self/mountinfo", ""), ("/proc/1/mountinfo", "/proc/1/root")] {
+        for (mountinfo, prefix) in [
+            ("/proc/self/mountinfo", ""),
+            ("/proc/1/mountinfo", "/proc/1/root"),
+        ] {
             let text = fs::read_to_string(mountinfo).unwrap_or_default();
             for mount in cgroup2_mounts(&text) {
                 let Ok(cgroup) = Self::open(Path::new(&format!("{prefix}{mount}"))) else {
@@ -124,7 +135,10 @@ fn cgroup2_mounts(mountinfo: &str) -> Vec<String> {
 
 /// Space, tab, newline and backslash are written as octal numbers.
 fn unescape(path: &str) -> String {
-    path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+    path.replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\012", "\n")
+        .replace("\\134", "\\")
 }
 
 #[cfg(test)]
@@ -144,9 +158,16 @@ mod tests {
 
     #[test]
     fn a_directory_elsewhere_is_refused_with_what_to_do() {
-        let error = Cgroup::find(Some(Path::new("/tmp"))).unwrap_err().to_string();
-        assert!(error.contains("/tmp is not a directory of a cgroup v2"), "{error}");
-        let error = Cgroup::find(Some(Path::new("/no/such"))).unwrap_err().to_string();
+        let error = Cgroup::find(Some(Path::new("/tmp")))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("/tmp is not a directory of a cgroup v2"),
+            "{error}"
+        );
+        let error = Cgroup::find(Some(Path::new("/no/such")))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("cannot open the cgroup /no/such"), "{error}");
     }
 }

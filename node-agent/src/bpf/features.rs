@@ -88,7 +88,11 @@ impl Features {
     pub fn require(&self) -> Result<(), MissingFeature> {
         if !self.sock_addr {
             let what = "BPF programs for connect() (type cgroup_sock_addr)";
-            return Err(MissingFeature::Kernel { what, config: "CONFIG_CGROUP_BPF", since: "5.10" });
+            return Err(MissingFeature::Kernel {
+                what,
+                config: "CONFIG_CGROUP_BPF",
+                since: "5.10",
+            });
         }
         if !self.socket_storage {
             let what = "BPF socket storage";
@@ -121,8 +125,13 @@ impl Features {
 pub fn check_privileges() -> Result<(), MissingFeature> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     // Without /proc, only the user id is known.
-    let enough = effective_capabilities(&status).map_or_else(|| Uid::effective().is_root(), suffice);
-    if enough { Ok(()) } else { Err(MissingFeature::Privileges) }
+    let enough =
+        effective_capabilities(&status).map_or_else(|| Uid::effective().is_root(), suffice);
+    if enough {
+        Ok(())
+    } else {
+        Err(MissingFeature::Privileges)
+    }
 }
 
 /// Numbers of `include/uapi/linux/capability.h`. CAP_SYS_ADMIN stands for
@@ -134,7 +143,9 @@ fn suffice(capabilities: u64) -> bool {
 }
 
 fn effective_capabilities(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
@@ -152,7 +163,12 @@ fn offsets() -> Result<Offsets, BtfError> {
 mod tests {
     use super::*;
 
-    const OFFSETS: Offsets = Offsets { write_seq: 1, copied_seq: 2, rmem_alloc: 3, shutdown: 4 };
+    const OFFSETS: Offsets = Offsets {
+        write_seq: 1,
+        copied_seq: 2,
+        rmem_alloc: 3,
+        shutdown: 4,
+    };
 
     fn all() -> Features {
         Features {
@@ -166,21 +182,55 @@ mod tests {
 
     #[test]
     fn a_kernel_without_connect_hooks_is_refused_with_what_it_needs() {
-        let error = Features { sock_addr: false, ..all() }.require().unwrap_err().to_string();
-        assert!(error.contains("cgroup_sock_addr") && error.contains("CONFIG_CGROUP_BPF"), "{error}");
-        let error = Features { socket_storage: false, ..all() }.require().unwrap_err();
+        let error = Features {
+            sock_addr: false,
+            ..all()
+        }
+        .require()
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.contains("cgroup_sock_addr") && error.contains("CONFIG_CGROUP_BPF"),
+            "{error}"
+        );
+        let error = Features {
+            socket_storage: false,
+            ..all()
+        }
+        .require()
+        .unwrap_err();
         assert!(error.to_string().contains("socket storage"), "{error}");
     }
 
     #[test]
     fn a_kernel_without_splicing_still_routes_and_says_why() {
         for (features, reason) in [
-            (Features { sock_ops: false, ..all() }, "sock_ops"),
-            (Features { sk_msg: false, ..all() }, "sk_msg"),
-            (Features { offsets: Err("no BTF".to_owned()), ..all() }, "no BTF"),
+            (
+                Features {
+                    sock_ops: false,
+                    ..all()
+                },
+                "sock_ops",
+            ),
+            (
+                Features {
+                    sk_msg: false,
+                    ..all()
+                },
+                "sk_msg",
+            ),
+            (
+                Features {
+                    offsets: Err("no BTF".to_owned()),
+                    ..all()
+                },
+                "no BTF",
+            ),
         ] {
             features.require().unwrap();
-            let Splicing::Unavailable(why) = features.splicing() else { panic!("{features:?}") };
+            let Splicing::Unavailable(why) = features.splicing() else {
+                panic!("{features:?}")
+            };
             assert!(why.contains(reason), "{why}");
         }
         assert_eq!(all().splicing(), Splicing::Available(OFFSETS));
@@ -192,6 +242,9 @@ mod tests {
         assert!(suffice(bit(12) | bit(21)));
         assert!(suffice(bit(12) | bit(38) | bit(39)));
         assert!(!suffice(bit(12) | bit(39)) && !suffice(bit(21)) && !suffice(0));
-        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t0000000000001000\n"), Some(0x1000));
+        assert_eq!(
+            effective_capabilities("Name:\tx\nCapEff:\t0000000000001000\n"),
+            Some(0x1000)
+        );
     }
 }

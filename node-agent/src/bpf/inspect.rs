@@ -47,10 +47,20 @@ pub enum Attachment {
 /// All programs, in the order of their attachment.
 pub fn programs(pins: &Pins) -> Vec<ProgramState> {
     let state = |name: &'static str, is_sk_msg: bool| {
-        let attachment = if is_sk_msg { on_map(pins) } else { on_cgroup(pins, name) };
-        ProgramState { name, attachment: attachment.ok().flatten() }
+        let attachment = if is_sk_msg {
+            on_map(pins)
+        } else {
+            on_cgroup(pins, name)
+        };
+        ProgramState {
+            name,
+            attachment: attachment.ok().flatten(),
+        }
     };
-    PROGRAMS.iter().map(|row| state(row.name, row.name == "redirect")).collect()
+    PROGRAMS
+        .iter()
+        .map(|row| state(row.name, row.name == "redirect"))
+        .collect()
 }
 
 /// The directory of a cgroup, by its id; only the upper levels are searched.
@@ -67,7 +77,9 @@ fn find(directory: &Path, id: u64, depth: u32) -> Option<PathBuf> {
     }
     let entries = fs::read_dir(directory).ok()?.flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories.into_iter().find_map(|entry| find(&entry.path(), id, depth + 1))
+    directories
+        .into_iter()
+        .find_map(|entry| find(&entry.path(), id, depth + 1))
 }
 
 fn on_cgroup(pins: &Pins, program: &str) -> io::Result<Option<Attachment>> {
@@ -83,5 +95,7 @@ fn on_cgroup(pins: &Pins, program: &str) -> io::Result<Option<Attachment>> {
 fn on_map(pins: &Pins) -> io::Result<Option<Attachment>> {
     let map = sys::open_pinned(&pins.map(map::SPLICE))?;
     let programs = sys::attached_programs(map.as_fd(), BPF_SK_MSG_VERDICT as u32)?;
-    Ok(programs.first().map(|id| Attachment::Map { program_id: *id }))
+    Ok(programs
+        .first()
+        .map(|id| Attachment::Map { program_id: *id }))
 }

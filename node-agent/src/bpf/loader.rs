@@ -10,8 +10,8 @@ use aya::programs::links::FdLink;
 use aya::programs::{CgroupAttachMode, Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use shunt_common::{
-    Connection, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
-    SocketEntry, SocketKey, map,
+    Connection, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketEntry,
+    SocketKey, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
@@ -30,26 +30,56 @@ pub(super) struct ProgramRow {
 }
 
 pub(super) const PROGRAMS: [ProgramRow; 6] = [
-    ProgramRow { name: "redirect", for_splicing: true },
-    ProgramRow { name: "sock_ops", for_splicing: true },
-    ProgramRow { name: "getpeername4", for_splicing: false },
-    ProgramRow { name: "getpeername6", for_splicing: false },
-    ProgramRow { name: "connect4", for_splicing: false },
-    ProgramRow { name: "connect6", for_splicing: false },
+    ProgramRow {
+        name: "redirect",
+        for_splicing: true,
+    },
+    ProgramRow {
+        name: "sock_ops",
+        for_splicing: true,
+    },
+    ProgramRow {
+        name: "getpeername4",
+        for_splicing: false,
+    },
+    ProgramRow {
+        name: "getpeername6",
+        for_splicing: false,
+    },
+    ProgramRow {
+        name: "connect4",
+        for_splicing: false,
+    },
+    ProgramRow {
+        name: "connect6",
+        for_splicing: false,
+    },
 ];
 
 /// Name, key size and value size of each pinned map, bytes.
 const MAPS: [(&str, usize, usize); 11] = [
-    (map::SERVICES, size_of::<ServiceKey>(), size_of::<ServiceEntry>()),
+    (
+        map::SERVICES,
+        size_of::<ServiceKey>(),
+        size_of::<ServiceEntry>(),
+    ),
     (map::SLOTS, size_of::<SlotKey>(), size_of::<Slot>()),
-    (map::NAMES, size_of::<ServiceKey>(), size_of::<ServiceName>()),
+    (
+        map::NAMES,
+        size_of::<ServiceKey>(),
+        size_of::<ServiceName>(),
+    ),
     (map::NODE, 4, size_of::<Node>()),
     (map::HEARTBEAT, 4, size_of::<Heartbeat>()),
     (map::COUNTERS, 4, size_of::<u64>()),
     (map::CONNECTIONS, 4, size_of::<Connection>()),
     (map::NAMESPACES, 16, size_of::<u64>()),
     (map::SOCKET_KEYS, 4, size_of::<SocketKey>()),
-    (map::SOCKETS, size_of::<SocketKey>(), size_of::<SocketEntry>()),
+    (
+        map::SOCKETS,
+        size_of::<SocketKey>(),
+        size_of::<SocketEntry>(),
+    ),
     (map::SPLICE, size_of::<SocketKey>(), 4),
 ];
 
@@ -144,7 +174,11 @@ impl<'a> Loader<'a> {
             },
             unavailable => unavailable,
         };
-        Ok(Loaded { ebpf, splicing, can_refuse })
+        Ok(Loaded {
+            ebpf,
+            splicing,
+            can_refuse,
+        })
     }
 
     fn load_object(&self, can_refuse: bool, splicing: &Splicing) -> Result<Ebpf, LoadError> {
@@ -177,7 +211,9 @@ impl<'a> Loader<'a> {
     fn check_layout(&self) -> Result<(), LoadError> {
         for (name, key_size, value_size) in MAPS {
             let path = self.pins.map(name);
-            let Ok(info) = MapInfo::from_pin(&path) else { continue };
+            let Ok(info) = MapInfo::from_pin(&path) else {
+                continue;
+            };
             let sizes = (info.key_size() as usize, info.value_size() as usize);
             if sizes != (key_size, value_size) {
                 return Err(LoadError::Layout { path });
@@ -219,7 +255,11 @@ impl Loaded {
         }
         let program = program(&mut self.ebpf, name)?;
         if let Ok(link) = sys::open_pinned(pin) {
-            let failed = |source| LoadError::Link { action: "replace the program in", program: name, source };
+            let failed = |source| LoadError::Link {
+                action: "replace the program in",
+                program: name,
+                source,
+            };
             let info = sys::link_info(link.as_fd()).map_err(failed)?;
             if info.cgroup_id == cgroup.id() {
                 let fd = program.fd().map_err(|source| refused(name, source))?;
@@ -234,16 +274,27 @@ impl Loaded {
     /// Sockets that are in the map keep the program that they got when they
     /// were inserted (`sock_map_link` in `net/core/sock_map.c`).
     fn attach_to_sockhash(&mut self, name: &'static str) -> Result<(), LoadError> {
-        let map = self.ebpf.map(map::SPLICE).ok_or(LoadError::Absent(map::SPLICE))?;
+        let map = self
+            .ebpf
+            .map(map::SPLICE)
+            .ok_or(LoadError::Absent(map::SPLICE))?;
         let map = SockHash::<_, SocketKey>::try_from(map)
             .map_err(|error| LoadError::Object(error.into()))?;
-        let failed = |source| LoadError::Link { action: "make", program: name, source };
+        let failed = |source| LoadError::Link {
+            action: "make",
+            program: name,
+            source,
+        };
         let fd = map.fd().try_clone().map_err(failed)?;
         let Program::SkMsg(program) = program(&mut self.ebpf, name)? else {
             return Err(LoadError::Absent(name));
         };
-        let id = program.attach(&fd).map_err(|source| refused(name, source))?;
-        let link = program.take_link(id).map_err(|source| refused(name, source))?;
+        let id = program
+            .attach(&fd)
+            .map_err(|source| refused(name, source))?;
+        let link = program
+            .take_link(id)
+            .map_err(|source| refused(name, source))?;
         // Dropping it would detach the program.
         std::mem::forget(link);
         Ok(())
@@ -277,30 +328,43 @@ fn attach_to_cgroup(
     let mode = CgroupAttachMode::Single;
     let link = match program {
         Program::CgroupSockAddr(program) => {
-            let link = program.attach(file, mode).and_then(|id| program.take_link(id));
+            let link = program
+                .attach(file, mode)
+                .and_then(|id| program.take_link(id));
             link.map(|link| link.try_into().map_err(io::Error::other))
         }
         Program::SockOps(program) => {
-            let link = program.attach(file, mode).and_then(|id| program.take_link(id));
+            let link = program
+                .attach(file, mode)
+                .and_then(|id| program.take_link(id));
             link.map(|link| link.try_into().map_err(io::Error::other))
         }
         _ => return Err(LoadError::Absent(name)),
     };
     link.map_err(|source| refused(name, source))?
-        .map_err(|source| LoadError::Link { action: "make", program: name, source })
+        .map_err(|source| LoadError::Link {
+            action: "make",
+            program: name,
+            source,
+        })
 }
 
 /// Pins under the final name by renaming, so that an older link, which this
 /// one replaces, is detached only when the new one is in place.
 fn pin_link(link: FdLink, name: &'static str, pin: &Path) -> Result<(), LoadError> {
-    let failed = |source| LoadError::Link { action: "pin", program: name, source };
+    let failed = |source| LoadError::Link {
+        action: "pin",
+        program: name,
+        source,
+    };
     // A bpffs has no names with a dot (`bpf_lookup` in `kernel/bpf/inode.c`).
     let temporary = pin.with_file_name(format!("new-{name}"));
     match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    link.pin(&temporary).map_err(|error| failed(io::Error::other(error)))?;
+    link.pin(&temporary)
+        .map_err(|error| failed(io::Error::other(error)))?;
     fs::rename(&temporary, pin).map_err(failed)
 }
 
@@ -309,5 +373,8 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program
 }
 
 fn refused(program: &'static str, source: ProgramError) -> LoadError {
-    LoadError::Program { program, source: Box::new(source) }
+    LoadError::Program {
+        program,
+        source: Box::new(source),
+    }
 }

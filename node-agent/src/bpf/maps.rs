@@ -72,13 +72,22 @@ impl KernelMaps {
     /// The whole routing table. An entry that the agent replaces meanwhile is
     /// read again; one that is gone is left out.
     pub fn snapshot(&self) -> Result<Snapshot, ReadError> {
-        let mut snapshot = Snapshot { node: self.node()?, ..Snapshot::default() };
+        let mut snapshot = Snapshot {
+            node: self.node()?,
+            ..Snapshot::default()
+        };
         for key in keys(self.services.keys(), map::SERVICES)? {
-            let whole = self.record(key).filter(is_whole).or_else(|| self.record(key));
+            let whole = self
+                .record(key)
+                .filter(is_whole)
+                .or_else(|| self.record(key));
             snapshot.records.extend(whole);
         }
-        let used: BTreeSet<u64> =
-            snapshot.records.iter().map(|record| record.entry.table_id()).collect();
+        let used: BTreeSet<u64> = snapshot
+            .records
+            .iter()
+            .map(|record| record.entry.table_id())
+            .collect();
         for slot in keys(self.slots.keys(), map::SLOTS)? {
             if !used.contains(&slot.table_id()) {
                 snapshot.orphans.push(slot);
@@ -99,14 +108,19 @@ impl KernelMaps {
 
     /// Writes the agent's sign of life.
     pub fn beat(&mut self, heartbeat: Heartbeat) -> Result<(), WriteError> {
-        self.heartbeat.set(0, heartbeat, 0).map_err(writing(map::HEARTBEAT))
+        self.heartbeat
+            .set(0, heartbeat, 0)
+            .map_err(writing(map::HEARTBEAT))
     }
 
     /// All counters, added up over the CPUs, by index.
     pub fn counters(&self) -> Result<[u64; Counter::COUNT], ReadError> {
         let mut sums = [0; Counter::COUNT];
         for counter in Counter::ALL {
-            let values = self.counters.get(&(counter as u32), 0).map_err(reading(map::COUNTERS))?;
+            let values = self
+                .counters
+                .get(&(counter as u32), 0)
+                .map_err(reading(map::COUNTERS))?;
             sums[counter as usize] = values.iter().sum();
         }
         Ok(sums)
@@ -115,7 +129,10 @@ impl KernelMaps {
     /// All registered sockets.
     pub fn sockets(&self) -> Result<Vec<(SocketKey, SocketEntry)>, ReadError> {
         let keys = keys(self.sockets.keys(), map::SOCKETS)?;
-        Ok(keys.into_iter().filter_map(|key| Some((key, self.sockets.get(&key, 0).ok()?))).collect())
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| Some((key, self.sockets.get(&key, 0).ok()?)))
+            .collect())
     }
 
     /// The name of a Service port, if it is still there.
@@ -125,11 +142,27 @@ impl KernelMaps {
 
     /// How full the maps are that can become full.
     pub fn fill(&self) -> Result<Vec<Fill>, ReadError> {
-        let fill = |map, used, capacity| Fill { map, used, capacity };
+        let fill = |map, used, capacity| Fill {
+            map,
+            used,
+            capacity,
+        };
         Ok(vec![
-            fill(map::SERVICES, keys(self.services.keys(), map::SERVICES)?.len(), capacity::SERVICES),
-            fill(map::SLOTS, keys(self.slots.keys(), map::SLOTS)?.len(), capacity::SLOTS),
-            fill(map::SOCKETS, keys(self.sockets.keys(), map::SOCKETS)?.len(), capacity::SOCKETS),
+            fill(
+                map::SERVICES,
+                keys(self.services.keys(), map::SERVICES)?.len(),
+                capacity::SERVICES,
+            ),
+            fill(
+                map::SLOTS,
+                keys(self.slots.keys(), map::SLOTS)?.len(),
+                capacity::SLOTS,
+            ),
+            fill(
+                map::SOCKETS,
+                keys(self.sockets.keys(), map::SOCKETS)?.len(),
+                capacity::SOCKETS,
+            ),
             fill(map::SPLICE, self.splice_members()?, capacity::SOCKETS),
         ])
     }
@@ -142,11 +175,27 @@ impl KernelMaps {
 
     fn record(&self, key: ServiceKey) -> Option<Record> {
         let entry = self.services.get(&key, 0).ok()?;
-        let name = self.names.get(&key, 0).unwrap_or(ServiceName::new("", "", ""));
-        let count = entry.tiers().iter().map(|tier| tier.start() + tier.count()).max()?;
-        let slot = |index| self.slots.get(&SlotKey::new(entry.table_id(), index), 0).ok();
+        let name = self
+            .names
+            .get(&key, 0)
+            .unwrap_or(ServiceName::new("", "", ""));
+        let count = entry
+            .tiers()
+            .iter()
+            .map(|tier| tier.start() + tier.count())
+            .max()?;
+        let slot = |index| {
+            self.slots
+                .get(&SlotKey::new(entry.table_id(), index), 0)
+                .ok()
+        };
         let slots = (0..count).map_while(slot).collect();
-        Some(Record { key, name, entry, slots })
+        Some(Record {
+            key,
+            name,
+            entry,
+            slots,
+        })
     }
 }
 
@@ -158,7 +207,9 @@ impl Maps for KernelMaps {
                 // A kernel without batches (before 5.6).
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                     for (key, value) in chunk {
-                        self.slots.insert(key, value, 0).map_err(writing(map::SLOTS))?;
+                        self.slots
+                            .insert(key, value, 0)
+                            .map_err(writing(map::SLOTS))?;
                     }
                 }
                 result => result.map_err(|source| WriteError::new(map::SLOTS, source))?,
@@ -180,8 +231,12 @@ impl Maps for KernelMaps {
         name: ServiceName,
         entry: ServiceEntry,
     ) -> Result<(), WriteError> {
-        self.names.insert(key, name, 0).map_err(writing(map::NAMES))?;
-        self.services.insert(key, entry, 0).map_err(writing(map::SERVICES))
+        self.names
+            .insert(key, name, 0)
+            .map_err(writing(map::NAMES))?;
+        self.services
+            .insert(key, entry, 0)
+            .map_err(writing(map::SERVICES))
     }
 
     fn delete_service(&mut self, key: ServiceKey) -> Result<(), WriteError> {
@@ -196,7 +251,11 @@ impl Maps for KernelMaps {
 
 /// Whether all slots were there: otherwise the entry was replaced meanwhile.
 fn is_whole(record: &Record) -> bool {
-    record.entry.tiers().iter().all(|tier| (tier.start() + tier.count()) as usize <= record.slots.len())
+    record
+        .entry
+        .tiers()
+        .iter()
+        .all(|tier| (tier.start() + tier.count()) as usize <= record.slots.len())
 }
 
 fn open<T>(
@@ -207,12 +266,16 @@ fn open<T>(
 where
     T: TryFrom<Map, Error = MapError>,
 {
-    MapData::from_pin(pins.map(name)).and_then(|data| kind(data).try_into()).map_err(reading(name))
+    MapData::from_pin(pins.map(name))
+        .and_then(|data| kind(data).try_into())
+        .map_err(reading(name))
 }
 
 fn open_fd(pins: &Pins, name: &'static str) -> Result<OwnedFd, ReadError> {
     let failed = |error| MapError::IoError(error);
-    sys::open_pinned(&pins.map(name)).map_err(failed).map_err(reading(name))
+    sys::open_pinned(&pins.map(name))
+        .map_err(failed)
+        .map_err(reading(name))
 }
 
 /// The keys of a map that others may change meanwhile, each once. (After a
@@ -237,7 +300,10 @@ fn ignore_absent(result: Result<(), MapError>) -> Result<(), MapError> {
 }
 
 fn reading(map: &'static str) -> impl FnOnce(MapError) -> ReadError {
-    move |source| ReadError { map, source: Box::new(source) }
+    move |source| ReadError {
+        map,
+        source: Box::new(source),
+    }
 }
 
 fn writing(map: &'static str) -> impl FnOnce(MapError) -> WriteError {

@@ -72,7 +72,9 @@ impl Pins {
 
     /// The pins below `root`.
     pub fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self {
+            root: root.to_owned(),
+        }
     }
 
     /// The directory of this layout version.
@@ -103,7 +105,11 @@ impl Pins {
             .recursive(true)
             .mode(0o700)
             .create(&links)
-            .map_err(|source| PinsError::Io { action: "create", path: links, source })
+            .map_err(|source| PinsError::Io {
+                action: "create",
+                path: links,
+                source,
+            })
     }
 
     /// Whether an agent has pinned something here.
@@ -113,18 +119,31 @@ impl Pins {
 
     /// Fails unless an agent has pinned something here.
     pub fn require(&self) -> Result<(), PinsError> {
-        if self.exist() { Ok(()) } else { Err(PinsError::Absent { path: self.directory() }) }
+        if self.exist() {
+            Ok(())
+        } else {
+            Err(PinsError::Absent {
+                path: self.directory(),
+            })
+        }
     }
 
     /// Takes the lock, or says that another process has it.
     pub fn lock(&self) -> Result<PinsLock, PinsError> {
         let path = self.directory();
-        let directory = File::open(&path)
-            .map_err(|source| PinsError::Io { action: "open", path: path.clone(), source })?;
+        let directory = File::open(&path).map_err(|source| PinsError::Io {
+            action: "open",
+            path: path.clone(),
+            source,
+        })?;
         match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(PinsLock { _lock: lock }),
             Err((_, Errno::EWOULDBLOCK)) => Err(PinsError::Locked { path }),
-            Err((_, errno)) => Err(PinsError::Io { action: "lock", path, source: errno.into() }),
+            Err((_, errno)) => Err(PinsError::Io {
+                action: "lock",
+                path,
+                source: errno.into(),
+            }),
         }
     }
 
@@ -137,9 +156,11 @@ impl Pins {
         remove_directory(&self.directory())?;
         // Another layout version may have its pins here.
         match fs::remove_dir(&self.root) {
-            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => {
-                Err(PinsError::Io { action: "remove", path: self.root.clone(), source: error })
-            }
+            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => Err(PinsError::Io {
+                action: "remove",
+                path: self.root.clone(),
+                source: error,
+            }),
             _ => Ok(()),
         }
     }
@@ -154,14 +175,21 @@ impl Pins {
             return Ok(());
         }
         let mount = self.root.parent().unwrap_or(&self.root).to_owned();
-        Err(PinsError::NoBpffs { path: self.root.clone(), mount })
+        Err(PinsError::NoBpffs {
+            path: self.root.clone(),
+            mount,
+        })
     }
 }
 
 fn remove_files(directory: &Path) -> Result<(), PinsError> {
     let failed = |action, path: &Path| {
         let path = path.to_owned();
-        move |source| PinsError::Io { action, path, source }
+        move |source| PinsError::Io {
+            action,
+            path,
+            source,
+        }
     };
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -176,9 +204,11 @@ fn remove_files(directory: &Path) -> Result<(), PinsError> {
 
 fn remove_directory(path: &Path) -> Result<(), PinsError> {
     match fs::remove_dir(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(PinsError::Io { action: "remove", path: path.to_owned(), source })
-        }
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PinsError::Io {
+            action: "remove",
+            path: path.to_owned(),
+            source,
+        }),
         _ => Ok(()),
     }
 }

@@ -42,7 +42,9 @@ pub fn self_check(maps: &KernelMaps, cgroup: &str) -> Result<(), SelfCheckError>
     if seen()? + passed()? > before {
         return Ok(());
     }
-    Err(SelfCheckError::NotSeen { cgroup: cgroup.to_owned() })
+    Err(SelfCheckError::NotSeen {
+        cgroup: cgroup.to_owned(),
+    })
 }
 
 /// Non-blocking: where the hook can't refuse it, the connect would wait for an
@@ -51,7 +53,12 @@ fn attempt() -> io::Result<()> {
     let [.., a, b, c, d] = SELF_CHECK_ADDRESS;
     let port = u16::from_be_bytes(SELF_CHECK_PORT);
     let address = SocketAddr::from((Ipv4Addr::new(a, b, c, d), port));
-    let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_NONBLOCK, None)?;
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::SOCK_NONBLOCK,
+        None,
+    )?;
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
         // Refused by the hook, on its way, or no route: each went through it.
         Ok(()) | Err(Errno::ECONNREFUSED | Errno::EINPROGRESS | Errno::ENETUNREACH) => Ok(()),

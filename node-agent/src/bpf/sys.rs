@@ -50,7 +50,11 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     // SAFETY: only cgroup links are asked about; for another type this is some
     // other integer.
     let cgroup_id = unsafe { info.__bindgen_anon_1.cgroup.cgroup_id };
-    Ok(LinkInfo { link_id: info.id, program_id: info.prog_id, cgroup_id })
+    Ok(LinkInfo {
+        link_id: info.id,
+        program_id: info.prog_id,
+        cgroup_id,
+    })
 }
 
 /// Writes many elements of a hash map with one call (Linux 5.6).

@@ -43,7 +43,10 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
     let config = Config {
         node_name: args.node_name,
         source,
-        policy: Policy { prefer: args.prefer, ..Policy::default() },
+        policy: Policy {
+            prefer: args.prefer,
+            ..Policy::default()
+        },
         cgroup: args.cgroup,
         pins: args.pins.pins(),
         stale_after: args.stale_after,

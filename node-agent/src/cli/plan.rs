@@ -38,7 +38,10 @@ pub(super) fn plan(args: &PlanArgs) -> Result<()> {
     if state.node(&args.node).is_none() {
         warn!(node = %args.node, "no manifest of this Node, so that its zone is not known");
     }
-    let policy = Policy { prefer: args.prefer, ..Policy::default() };
+    let policy = Policy {
+        prefer: args.prefer,
+        ..Policy::default()
+    };
     let report = report::routes(&plan_node(&state, &args.node, &policy));
     match args.output {
         Output::Json => print(&serde_json::to_string_pretty(&report)?),

@@ -66,7 +66,9 @@ pub(super) fn sockets(args: &SocketsArgs) -> Result<()> {
     let pins = args.pins.pins();
     pins.require()?;
     let maps = KernelMaps::open(&pins)?;
-    let report = SocketsReport { sockets: pairs(&maps.sockets()?, |key| name(&maps, key)) };
+    let report = SocketsReport {
+        sockets: pairs(&maps.sockets()?, |key| name(&maps, key)),
+    };
     match args.output {
         Output::Json => print(&serde_json::to_string_pretty(&report)?),
         Output::Table | Output::Wide => print(&table(&report)),
@@ -85,20 +87,30 @@ fn pairs(sockets: &[(SocketKey, SocketEntry)], name: impl Fn(&ServiceKey) -> Str
             server: key.remote_address(),
             service: name(entry.service()),
             cluster_ip: address::to_ip(entry.service().address()),
-            state: if entry.is_paired() { PairState::Paired } else { PairState::Registered },
+            state: if entry.is_paired() {
+                PairState::Paired
+            } else {
+                PairState::Registered
+            },
             spliced: to_server.messages + to_client.messages > 0,
             to_server,
             to_client,
         }
     };
-    let mut pairs: Vec<_> =
-        sockets.iter().filter(|(_, entry)| entry.role() == Role::Client).map(pair).collect();
+    let mut pairs: Vec<_> = sockets
+        .iter()
+        .filter(|(_, entry)| entry.role() == Role::Client)
+        .map(pair)
+        .collect();
     pairs.sort_by_key(|pair| (pair.client, pair.server));
     pairs
 }
 
 fn flow(entry: &SocketEntry) -> Flow {
-    Flow { messages: entry.messages, bytes: entry.bytes }
+    Flow {
+        messages: entry.messages,
+        bytes: entry.bytes,
+    }
 }
 
 fn name(maps: &KernelMaps, key: &ServiceKey) -> String {
@@ -106,7 +118,11 @@ fn name(maps: &KernelMaps, key: &ServiceKey) -> String {
         let port = u16::from_be_bytes(key.port());
         return SocketAddr::from((address::to_ip(key.address()), port)).to_string();
     };
-    let port = if name.port().is_empty() { String::new() } else { format!(":{}", name.port()) };
+    let port = if name.port().is_empty() {
+        String::new()
+    } else {
+        format!(":{}", name.port())
+    };
     format!("{}/{}{port}", name.namespace(), name.service())
 }
 
@@ -115,7 +131,14 @@ fn table(report: &SocketsReport) -> String {
         return "No same-node connections of spliced Services.".to_owned();
     }
     let mut table = plain_table([
-        "CLIENT", "SERVER", "SERVICE", "STATE", "TO SERVER", "BYTES", "TO CLIENT", "BYTES",
+        "CLIENT",
+        "SERVER",
+        "SERVICE",
+        "STATE",
+        "TO SERVER",
+        "BYTES",
+        "TO CLIENT",
+        "BYTES",
     ]);
     for pair in &report.sockets {
         let state = match (pair.state, pair.spliced) {
@@ -170,7 +193,14 @@ mod tests {
 
         let summary: Vec<_> = pairs
             .iter()
-            .map(|pair| (pair.client.port(), pair.spliced, pair.to_server.bytes, pair.to_client.bytes))
+            .map(|pair| {
+                (
+                    pair.client.port(),
+                    pair.spliced,
+                    pair.to_server.bytes,
+                    pair.to_client.bytes,
+                )
+            })
             .collect();
         assert_eq!(summary, [(40000, true, 30, 40), (40001, false, 0, 0)]);
     }

@@ -94,7 +94,10 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
         splicing: splicing_status(&Features::probe().splicing()),
         programs: programs(&pins).into_iter().map(program_status).collect(),
         maps: maps.fill()?.into_iter().map(map_status).collect(),
-        counters: Counter::ALL.iter().map(|it| (it.name(), counters[*it as usize])).collect(),
+        counters: Counter::ALL
+            .iter()
+            .map(|it| (it.name(), counters[*it as usize]))
+            .collect(),
     };
     match args.output {
         Output::Json => print(&serde_json::to_string_pretty(&report)?),
@@ -113,24 +116,42 @@ fn agent_status(heartbeat: &Heartbeat, now_ns: u64) -> AgentStatus {
 
 fn splicing_status(splicing: &Splicing) -> SplicingStatus {
     match splicing {
-        Splicing::Available(_) => SplicingStatus { available: true, reason: None },
-        Splicing::Unavailable(reason) => {
-            SplicingStatus { available: false, reason: Some(reason.clone()) }
-        }
+        Splicing::Available(_) => SplicingStatus {
+            available: true,
+            reason: None,
+        },
+        Splicing::Unavailable(reason) => SplicingStatus {
+            available: false,
+            reason: Some(reason.clone()),
+        },
     }
 }
 
 fn program_status(program: ProgramState) -> ProgramStatus {
     let (to, program_id, link_id) = match program.attachment {
         None => (None, None, None),
-        Some(Attachment::Map { program_id }) => {
-            (Some(format!("map {}", shunt_common::map::SPLICE)), Some(program_id), None)
-        }
-        Some(Attachment::Cgroup { program_id, link_id, cgroup_id }) => {
-            (Some(cgroup_name(cgroup_id)), Some(program_id), Some(link_id))
-        }
+        Some(Attachment::Map { program_id }) => (
+            Some(format!("map {}", shunt_common::map::SPLICE)),
+            Some(program_id),
+            None,
+        ),
+        Some(Attachment::Cgroup {
+            program_id,
+            link_id,
+            cgroup_id,
+        }) => (
+            Some(cgroup_name(cgroup_id)),
+            Some(program_id),
+            Some(link_id),
+        ),
     };
-    ProgramStatus { name: program.name, attached: to.is_some(), to, program_id, link_id }
+    ProgramStatus {
+        name: program.name,
+        attached: to.is_some(),
+        to,
+        program_id,
+        link_id,
+    }
 }
 
 fn cgroup_name(id: u64) -> String {
@@ -140,8 +161,17 @@ fn cgroup_name(id: u64) -> String {
 }
 
 fn map_status(fill: Fill) -> MapStatus {
-    let Fill { map, used, capacity } = fill;
-    MapStatus { name: map, used, capacity, full: used >= capacity }
+    let Fill {
+        map,
+        used,
+        capacity,
+    } = fill;
+    MapStatus {
+        name: map,
+        used,
+        capacity,
+        full: used >= capacity,
+    }
 }
 
 fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
@@ -161,19 +191,42 @@ fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
     let mut programs = plain_table(["PROGRAM", "ATTACHED TO", "PROGRAM ID", "LINK ID"]);
     let id = |id: Option<u32>| id.map_or_else(|| "-".to_owned(), |id| id.to_string());
     for program in &report.programs {
-        let to = program.to.clone().unwrap_or_else(|| "not attached".to_owned());
-        programs.add_row([program.name.to_owned(), to, id(program.program_id), id(program.link_id)]);
+        let to = program
+            .to
+            .clone()
+            .unwrap_or_else(|| "not attached".to_owned());
+        programs.add_row([
+            program.name.to_owned(),
+            to,
+            id(program.program_id),
+            id(program.link_id),
+        ]);
     }
     let mut maps = plain_table(["MAP", "USED", "CAPACITY", ""]);
     for map in &report.maps {
-        let full = if map.full { "FULL: what does not fit in is left to kube-proxy" } else { "" };
-        maps.add_row([map.name, &map.used.to_string(), &map.capacity.to_string(), full]);
+        let full = if map.full {
+            "FULL: what does not fit in is left to kube-proxy"
+        } else {
+            ""
+        };
+        maps.add_row([
+            map.name,
+            &map.used.to_string(),
+            &map.capacity.to_string(),
+            full,
+        ]);
     }
     let mut values = plain_table(["COUNTER", "VALUE"]);
     for counter in Counter::ALL {
         values.add_row([counter.name(), &counters[counter as usize].to_string()]);
     }
-    [head, programs.trim_fmt(), maps.trim_fmt(), values.trim_fmt()].join("\n\n")
+    [
+        head,
+        programs.trim_fmt(),
+        maps.trim_fmt(),
+        values.trim_fmt(),
+    ]
+    .join("\n\n")
 }
 
 fn agent_text(agent: &AgentStatus) -> String {
@@ -183,7 +236,10 @@ fn agent_text(agent: &AgentStatus) -> String {
         return format!("STALE: last heartbeat {age} ago; connects pass to kube-proxy");
     }
     let limit = seconds(agent.stale_after_ms);
-    format!("heartbeat {age} ago (pid {}, stale after {limit})", agent.pid)
+    format!(
+        "heartbeat {age} ago (pid {}, stale after {limit})",
+        agent.pid
+    )
 }
 
 #[cfg(test)]
@@ -196,6 +252,9 @@ mod tests {
         let fresh = agent_text(&agent_status(&heartbeat, 1_500_000_000));
         assert_eq!(fresh, "heartbeat 0.5 s ago (pid 7, stale after 60.0 s)");
         let stale = agent_text(&agent_status(&heartbeat, 94_000_000_000));
-        assert_eq!(stale, "STALE: last heartbeat 93.0 s ago; connects pass to kube-proxy");
+        assert_eq!(
+            stale,
+            "STALE: last heartbeat 93.0 s ago; connects pass to kube-proxy"
+        );
     }
 }

@@ -22,11 +22,16 @@ pub(super) fn uninstall(args: &UninstallArgs) -> Result<()> {
     check_privileges()?;
     let pins = args.pins.pins();
     if !pins.exist() {
-        return print(&format!("Nothing to do: no pins in {}.", pins.directory().display()));
+        return print(&format!(
+            "Nothing to do: no pins in {}.",
+            pins.directory().display()
+        ));
     }
     let _lock = pins.lock()?;
     // A map that can't be opened has another layout or was removed by hand.
-    let members = KernelMaps::open(&pins).and_then(|maps| maps.splice_members()).unwrap_or(0);
+    let members = KernelMaps::open(&pins)
+        .and_then(|maps| maps.splice_members())
+        .unwrap_or(0);
     if members > 0 && !args.force {
         bail!(
             "{members} sockets of spliced connections are open (see `shunt sockets`), and what \

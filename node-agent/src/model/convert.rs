@@ -14,7 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::warn;
 
 use super::{
-    EndpointSlice, Kind, Node, ObjectName, ObjectRef, Service, ServicePort, SliceEndpoint, SlicePort,
+    EndpointSlice, Kind, Node, ObjectName, ObjectRef, Service, ServicePort, SliceEndpoint,
+    SlicePort,
 };
 use crate::tables::{Prefer, Protocol};
 
@@ -91,7 +92,11 @@ pub fn service(service: core::Service) -> Result<Service, Rejected> {
     let labels = service.metadata.labels.unwrap_or_default();
     let spec = service.spec.unwrap_or_default();
     let captured = is_captured(&spec, &labels, &annotations);
-    let cluster_ips = if captured { cluster_ips(&spec).map_err(rejected)? } else { Vec::new() };
+    let cluster_ips = if captured {
+        cluster_ips(&spec).map_err(rejected)?
+    } else {
+        Vec::new()
+    };
     let ports = spec.ports.as_deref().unwrap_or_default();
     let ports = ports.iter().filter_map(|it| service_port(it).transpose());
     Ok(Service {
@@ -100,7 +105,9 @@ pub fn service(service: core::Service) -> Result<Service, Rejected> {
         local_only: spec.internal_traffic_policy.as_deref() == Some("Local"),
         affinity_seconds: affinity_seconds(&spec),
         prefer: prefer(&annotations, &name),
-        has_distribution: spec.traffic_distribution.is_some_and(|value| !value.is_empty()),
+        has_distribution: spec
+            .traffic_distribution
+            .is_some_and(|value| !value.is_empty()),
         splice: switch(&annotations, SPLICE, &name) == Some(true),
         name,
     })
@@ -110,7 +117,13 @@ pub fn service(service: core::Service) -> Result<Service, Rejected> {
 /// kube-proxy reads.
 pub fn endpoint_slice(slice: discovery::EndpointSlice) -> Result<Option<EndpointSlice>, Rejected> {
     let name = object_name(&slice.metadata);
-    let has = |label| slice.metadata.labels.as_ref().is_some_and(|all| all.contains_key(label));
+    let has = |label| {
+        slice
+            .metadata
+            .labels
+            .as_ref()
+            .is_some_and(|all| all.contains_key(label))
+    };
     let foreign = has(PROXY_NAME) || has(HEADLESS);
     let service_name = owner(&slice.metadata).filter(|_| !foreign);
     let rejected = |reason| reject(Kind::EndpointSlice, &name, service_name.clone(), reason);
@@ -118,14 +131,20 @@ pub fn endpoint_slice(slice: discovery::EndpointSlice) -> Result<Option<Endpoint
         "IPv4" => false,
         "IPv6" => true,
         "FQDN" => return Ok(None),
-        other => return Err(rejected(Reason::AddressType { value: other.to_owned() })),
+        other => {
+            return Err(rejected(Reason::AddressType {
+                value: other.to_owned(),
+            }));
+        }
     };
     let ports = slice.ports.unwrap_or_default();
     let ports = ports.iter().filter_map(|it| slice_port(it).transpose());
     let endpoints = slice.endpoints.into_iter();
     let endpoints = endpoints.filter_map(|it| slice_endpoint(it, is_ipv6).transpose());
     Ok(Some(EndpointSlice {
-        service: service_name.as_ref().map(|service| Arc::clone(&service.name)),
+        service: service_name
+            .as_ref()
+            .map(|service| Arc::clone(&service.name)),
         is_ipv6,
         ports: ports.collect::<Result<_, _>>().map_err(rejected)?,
         endpoints: endpoints.collect::<Result<_, _>>().map_err(rejected)?,
@@ -135,17 +154,29 @@ pub fn endpoint_slice(slice: discovery::EndpointSlice) -> Result<Option<Endpoint
 
 /// The Service that an EndpointSlice says it belongs to.
 pub fn owner(metadata: &ObjectMeta) -> Option<ObjectName> {
-    let name = metadata.labels.as_ref()?.get(SERVICE_NAME).filter(|name| !name.is_empty())?;
+    let name = metadata
+        .labels
+        .as_ref()?
+        .get(SERVICE_NAME)
+        .filter(|name| !name.is_empty())?;
     let namespace = object_name(metadata).namespace;
-    Some(ObjectName { namespace, name: Arc::from(name.as_str()) })
+    Some(ObjectName {
+        namespace,
+        name: Arc::from(name.as_str()),
+    })
 }
 
 /// A Node.
 pub fn node(metadata: &ObjectMeta) -> Node {
     let zone = metadata.labels.as_ref().and_then(|labels| labels.get(ZONE));
     Node {
-        name: ObjectName { namespace: Arc::from(""), name: object_name(metadata).name },
-        zone: zone.filter(|zone| !zone.is_empty()).map(|zone| Arc::from(zone.as_str())),
+        name: ObjectName {
+            namespace: Arc::from(""),
+            name: object_name(metadata).name,
+        },
+        zone: zone
+            .filter(|zone| !zone.is_empty())
+            .map(|zone| Arc::from(zone.as_str())),
     }
 }
 
@@ -157,13 +188,15 @@ pub fn object_name(metadata: &ObjectMeta) -> ObjectName {
     }
 }
 
-fn reject(
-    kind: Kind,
-    name: &ObjectName,
-    service: Option<ObjectName>,
-    reason: Reason,
-) -> Rejected {
-    Rejected { object: ObjectRef { kind, name: name.clone() }, service, reason }
+fn reject(kind: Kind, name: &ObjectName, service: Option<ObjectName>, reason: Reason) -> Rejected {
+    Rejected {
+        object: ObjectRef {
+            kind,
+            name: name.clone(),
+        },
+        service,
+        reason,
+    }
 }
 
 /// kube-proxy leaves out headless Services, ExternalNames and those with the
@@ -185,31 +218,54 @@ fn cluster_ips(spec: &core::ServiceSpec) -> Result<Vec<IpAddr>, Reason> {
         None => spec.cluster_ip.iter().collect(),
     };
     let has_address = |text: &&&String| !text.is_empty() && text.as_str() != "None";
-    texts.iter().filter(has_address).map(|text| address("clusterIP", text)).collect()
+    texts
+        .iter()
+        .filter(has_address)
+        .map(|text| address("clusterIP", text))
+        .collect()
 }
 
 fn service_port(port: &core::ServicePort) -> Result<Option<ServicePort>, Reason> {
-    let Some(protocol) = protocol(port.protocol.as_deref()) else { return Ok(None) };
+    let Some(protocol) = protocol(port.protocol.as_deref()) else {
+        return Ok(None);
+    };
     let name = Arc::from(port.name.as_deref().unwrap_or_default());
-    Ok(Some(ServicePort { name, port: port_number(port.port)?, protocol }))
+    Ok(Some(ServicePort {
+        name,
+        port: port_number(port.port)?,
+        protocol,
+    }))
 }
 
 fn slice_port(port: &discovery::EndpointPort) -> Result<Option<SlicePort>, Reason> {
-    let Some(protocol) = protocol(port.protocol.as_deref()) else { return Ok(None) };
-    let Some(number) = port.port else { return Ok(None) };
+    let Some(protocol) = protocol(port.protocol.as_deref()) else {
+        return Ok(None);
+    };
+    let Some(number) = port.port else {
+        return Ok(None);
+    };
     let name = Arc::from(port.name.as_deref().unwrap_or_default());
-    Ok(Some(SlicePort { name, port: port_number(number)?, protocol }))
+    Ok(Some(SlicePort {
+        name,
+        port: port_number(number)?,
+        protocol,
+    }))
 }
 
 fn slice_endpoint(
     endpoint: discovery::Endpoint,
     is_ipv6: bool,
 ) -> Result<Option<SliceEndpoint>, Reason> {
-    let Some(text) = endpoint.addresses.first() else { return Ok(None) };
+    let Some(text) = endpoint.addresses.first() else {
+        return Ok(None);
+    };
     let value = address("the address", text)?;
     if value.is_ipv6() != is_ipv6 {
         let address_type = if is_ipv6 { "IPv6" } else { "IPv4" };
-        return Err(Reason::Family { value, address_type });
+        return Err(Reason::Family {
+            value,
+            address_type,
+        });
     }
     let conditions = endpoint.conditions.unwrap_or_default();
     let hints = endpoint.hints.unwrap_or_default();
@@ -221,8 +277,18 @@ fn slice_endpoint(
         terminating: conditions.terminating.unwrap_or(false),
         node: endpoint.node_name.map(arc),
         zone: endpoint.zone.map(arc),
-        hint_zones: hints.for_zones.into_iter().flatten().map(|zone| arc(zone.name)).collect(),
-        hint_nodes: hints.for_nodes.into_iter().flatten().map(|node| arc(node.name)).collect(),
+        hint_zones: hints
+            .for_zones
+            .into_iter()
+            .flatten()
+            .map(|zone| arc(zone.name))
+            .collect(),
+        hint_nodes: hints
+            .for_nodes
+            .into_iter()
+            .flatten()
+            .map(|node| arc(node.name))
+            .collect(),
     }))
 }
 
@@ -245,9 +311,15 @@ fn port_number(value: i32) -> Result<u16, Reason> {
 /// The API server has accepted IPv4 addresses with leading zeros and reads them
 /// as decimal (`k8s.io/utils/net`, `ParseIPSloppy`).
 fn address(field: &'static str, text: &str) -> Result<IpAddr, Reason> {
-    let malformed = || Reason::Address { field, value: text.to_owned() };
+    let malformed = || Reason::Address {
+        field,
+        value: text.to_owned(),
+    };
     if text.contains(':') {
-        return text.parse::<Ipv6Addr>().map(IpAddr::V6).map_err(|_| malformed());
+        return text
+            .parse::<Ipv6Addr>()
+            .map(IpAddr::V6)
+            .map_err(|_| malformed());
     }
     let parts: Vec<u8> = text
         .split('.')
@@ -267,7 +339,9 @@ fn affinity_seconds(spec: &core::ServiceSpec) -> Option<u32> {
     }
     let config = spec.session_affinity_config.as_ref();
     let seconds = config.and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
-    u32::try_from(seconds.unwrap_or(AFFINITY_SECONDS)).ok().filter(|seconds| *seconds > 0)
+    u32::try_from(seconds.unwrap_or(AFFINITY_SECONDS))
+        .ok()
+        .filter(|seconds| *seconds > 0)
 }
 
 fn prefer(annotations: &BTreeMap<String, String>, name: &ObjectName) -> Option<Prefer> {
@@ -311,7 +385,15 @@ mod tests {
         let parse = |text| address("the address", text).ok();
         assert_eq!(parse("010.001.000.009"), Some([10, 1, 0, 9].into()));
         assert_eq!(parse("fd00::5"), "fd00::5".parse().ok());
-        for text in ["10.66.66.666", "10.0.0", "10.0.0.0.1", "", "a.b.c.d", "+1.0.0.0", "fd00::g"] {
+        for text in [
+            "10.66.66.666",
+            "10.0.0",
+            "10.0.0.0.1",
+            "",
+            "a.b.c.d",
+            "+1.0.0.0",
+            "fd00::g",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
     }
@@ -320,11 +402,22 @@ mod tests {
     fn a_port_out_of_range_rejects_the_service_by_name() {
         let spec = core::ServiceSpec {
             cluster_ip: Some("10.0.0.1".to_owned()),
-            ports: Some(vec![core::ServicePort { port: 70_000, ..Default::default() }]),
+            ports: Some(vec![core::ServicePort {
+                port: 70_000,
+                ..Default::default()
+            }]),
             ..Default::default()
         };
-        let metadata = ObjectMeta { name: Some("cart".to_owned()), ..Default::default() };
-        let error = service(core::Service { metadata, spec: Some(spec), status: None }).unwrap_err();
+        let metadata = ObjectMeta {
+            name: Some("cart".to_owned()),
+            ..Default::default()
+        };
+        let error = service(core::Service {
+            metadata,
+            spec: Some(spec),
+            status: None,
+        })
+        .unwrap_err();
         let expected =
             "Service default/cart is left out: the port 70000 is not between 1 and 65535";
         assert_eq!(error.to_string(), expected);

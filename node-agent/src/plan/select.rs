@@ -53,8 +53,9 @@ pub fn candidates<'a>(
     let mut by_address: BTreeMap<SocketAddr, Candidate<'a>> = BTreeMap::new();
     for slice in slices.filter(|slice| slice.is_ipv6 == is_ipv6) {
         let ports = slice.ports.iter();
-        let numbers =
-            ports.filter(|it| it.name == port.name && it.protocol == port.protocol).map(|it| it.port);
+        let numbers = ports
+            .filter(|it| it.name == port.name && it.protocol == port.protocol)
+            .map(|it| it.port);
         for number in numbers {
             for of_slice in &slice.endpoints {
                 let candidate = Candidate::new(of_slice, number, place);
@@ -79,9 +80,17 @@ pub fn select<'a>(
     place: &Place<'_>,
 ) -> Selection<'a> {
     if local_only {
-        let local = candidates.iter().copied().filter(|it| it.endpoint.local).collect::<Vec<_>>();
+        let local = candidates
+            .iter()
+            .copied()
+            .filter(|it| it.endpoint.local)
+            .collect::<Vec<_>>();
         let usable = ready_or_serving(&local);
-        return Selection { all: usable.clone(), usable, hinted: false };
+        return Selection {
+            all: usable.clone(),
+            usable,
+            hinted: false,
+        };
     }
     let all = ready_or_serving(candidates);
     let hint = hint(candidates, place);
@@ -90,13 +99,21 @@ pub fn select<'a>(
         Some(hint) => all.iter().copied().filter(|it| hint.fits(it)).collect(),
         None => all.clone(),
     };
-    Selection { usable, all, hinted: hint.is_some() }
+    Selection {
+        usable,
+        all,
+        hinted: hint.is_some(),
+    }
 }
 
 /// The ready ones; if there is none, those that still serve while they
 /// terminate.
 fn ready_or_serving<'a>(candidates: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
-    let ready: Vec<_> = candidates.iter().copied().filter(|it| it.of_slice.ready).collect();
+    let ready: Vec<_> = candidates
+        .iter()
+        .copied()
+        .filter(|it| it.of_slice.ready)
+        .collect();
     if !ready.is_empty() {
         return ready;
     }
@@ -114,8 +131,16 @@ enum Hint<'a> {
 impl Hint<'_> {
     fn fits(&self, candidate: &Candidate<'_>) -> bool {
         match self {
-            Self::Node(node) => candidate.of_slice.hint_nodes.iter().any(|it| **it == **node),
-            Self::Zone(zone) => candidate.of_slice.hint_zones.iter().any(|it| **it == **zone),
+            Self::Node(node) => candidate
+                .of_slice
+                .hint_nodes
+                .iter()
+                .any(|it| **it == **node),
+            Self::Zone(zone) => candidate
+                .of_slice
+                .hint_zones
+                .iter()
+                .any(|it| **it == **zone),
         }
     }
 }
@@ -138,12 +163,20 @@ fn hint<'a>(candidates: &[Candidate<'_>], place: &Place<'a>) -> Option<Hint<'a>>
 impl<'a> Candidate<'a> {
     fn new(of_slice: &'a SliceEndpoint, port: u16, place: &Place<'_>) -> Self {
         let local = of_slice.node.as_deref() == Some(place.node);
-        let endpoint = Endpoint { address: (of_slice.address, port).into(), local };
+        let endpoint = Endpoint {
+            address: (of_slice.address, port).into(),
+            local,
+        };
         Self { endpoint, of_slice }
     }
 
     fn rank(&self) -> (Reverse<bool>, bool, bool) {
-        let SliceEndpoint { ready, serving, terminating, .. } = *self.of_slice;
+        let SliceEndpoint {
+            ready,
+            serving,
+            terminating,
+            ..
+        } = *self.of_slice;
         (Reverse(terminating), ready, serving)
     }
 }

@@ -20,7 +20,11 @@ pub fn tiers(
     let zone = || tier(Scope::Zone, all, |it| is_in_zone(it, place));
     let hints = || tier(Scope::Hints, &selection.usable, |_| true);
     match prefer {
-        Prefer::Node => vec![tier(Scope::Node, all, |it| it.endpoint.local), zone(), cluster()],
+        Prefer::Node => vec![
+            tier(Scope::Node, all, |it| it.endpoint.local),
+            zone(),
+            cluster(),
+        ],
         Prefer::Zone => vec![zone(), cluster()],
         Prefer::Hints if selection.hinted => vec![hints(), cluster()],
         Prefer::None if selection.hinted => vec![hints()],
@@ -28,13 +32,12 @@ pub fn tiers(
     }
 }
 
-fn tier(
-    scope: Scope,
-    candidates: &[Candidate<'_>],
-    fits: impl Fn(&Candidate<'_>) -> bool,
-) -> Tier {
-    let mut endpoints: Vec<_> =
-        candidates.iter().filter(|it| fits(it)).map(|it| it.endpoint).collect();
+fn tier(scope: Scope, candidates: &[Candidate<'_>], fits: impl Fn(&Candidate<'_>) -> bool) -> Tier {
+    let mut endpoints: Vec<_> = candidates
+        .iter()
+        .filter(|it| fits(it))
+        .map(|it| it.endpoint)
+        .collect();
     endpoints.sort();
     Tier { scope, endpoints }
 }

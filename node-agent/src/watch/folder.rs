@@ -63,7 +63,11 @@ pub enum FolderError {
 pub fn read(directory: &Path) -> Result<(State, Vec<String>), FolderError> {
     let mut state = State::default();
     let update = Contents::default().rescan(read_all(directory)?);
-    update.events.into_iter().chain([Event::Synced]).for_each(|event| state.apply(event));
+    update
+        .events
+        .into_iter()
+        .chain([Event::Synced])
+        .for_each(|event| state.apply(event));
     Ok((state, update.complaints))
 }
 
@@ -73,7 +77,10 @@ pub(super) async fn follow(
     directory: &Path,
     sender: &Sender<Vec<Event>>,
 ) -> Result<(), FolderError> {
-    let failed = |source| FolderError::Read { path: directory.to_owned(), source };
+    let failed = |source| FolderError::Read {
+        path: directory.to_owned(),
+        source,
+    };
     // Changes are told with absolute paths.
     let directory = &std::path::absolute(directory).map_err(failed)?;
     let mut contents = Contents::default();
@@ -117,11 +124,7 @@ struct Seen {
 type Changes = UnboundedReceiver<notify::Result<notify::Event>>;
 
 /// Waits for changes, or until a blank file is due to be read again.
-async fn next(
-    directory: &Path,
-    changes: &mut Changes,
-    blank: &BTreeMap<PathBuf, Instant>,
-) -> Seen {
+async fn next(directory: &Path, changes: &mut Changes, blank: &BTreeMap<PathBuf, Instant>) -> Seen {
     let mut seen = Seen::default();
     let due = blank.values().min().copied();
     tokio::select! {
@@ -136,7 +139,12 @@ async fn next(
         seen.add(directory, change);
     }
     let now = Instant::now();
-    seen.files.extend(blank.iter().filter(|(_, due)| **due <= now).map(|(path, _)| path.clone()));
+    seen.files.extend(
+        blank
+            .iter()
+            .filter(|(_, due)| **due <= now)
+            .map(|(path, _)| path.clone()),
+    );
     seen
 }
 
@@ -176,17 +184,24 @@ impl Seen {
 }
 
 fn watch(directory: &Path) -> Result<(RecommendedWatcher, Changes), FolderError> {
-    let failed = |source| FolderError::Watch { path: directory.to_owned(), source };
+    let failed = |source| FolderError::Watch {
+        path: directory.to_owned(),
+        source,
+    };
     // A missing folder is told as such, and not by inotify.
-    fs::read_dir(directory)
-        .map_err(|source| FolderError::Read { path: directory.to_owned(), source })?;
+    fs::read_dir(directory).map_err(|source| FolderError::Read {
+        path: directory.to_owned(),
+        source,
+    })?;
     let (sender, changes) = unbounded_channel();
     let mut watcher = notify::recommended_watcher(move |change| {
         // The receiver is gone only when nobody follows any more.
         let _ = sender.send(change);
     })
     .map_err(failed)?;
-    watcher.watch(directory, RecursiveMode::NonRecursive).map_err(failed)?;
+    watcher
+        .watch(directory, RecursiveMode::NonRecursive)
+        .map_err(failed)?;
     Ok((watcher, changes))
 }
 
@@ -202,7 +217,10 @@ async fn wait_for_return(directory: &Path) -> (RecommendedWatcher, Changes) {
 fn rescan(contents: &mut Contents, directory: &Path) -> Update {
     match read_all(directory) {
         Ok(files) => contents.rescan(files),
-        Err(error) => Update { complaints: vec![error.to_string()], ..Update::default() },
+        Err(error) => Update {
+            complaints: vec![error.to_string()],
+            ..Update::default()
+        },
     }
 }
 
@@ -215,7 +233,9 @@ fn read_changed(
     let now = Instant::now();
     for path in files {
         let text = read_file(&path);
-        let is_blank = text.as_ref().is_some_and(|text| matches!(text, Ok(it) if it.trim().is_empty()));
+        let is_blank = text
+            .as_ref()
+            .is_some_and(|text| matches!(text, Ok(it) if it.trim().is_empty()));
         if is_blank && contents.has_objects(&path) {
             let due = *blank.entry(path.clone()).or_insert(now + BLANK);
             if now < due {
@@ -237,7 +257,10 @@ async fn send(update: Update, sender: &Sender<Vec<Event>>) -> bool {
 
 /// Every manifest, by path.
 fn read_all(directory: &Path) -> Result<BTreeMap<PathBuf, io::Result<String>>, FolderError> {
-    let failed = |source| FolderError::Read { path: directory.to_owned(), source };
+    let failed = |source| FolderError::Read {
+        path: directory.to_owned(),
+        source,
+    };
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -265,7 +288,9 @@ fn read_file(path: &Path) -> Option<io::Result<String>> {
 
 /// Hidden files are other programs' own, such as an editor's.
 fn is_manifest(path: &Path) -> bool {
-    let hidden = path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
+    let hidden = path
+        .file_name()
+        .is_none_or(|name| name.to_string_lossy().starts_with('.'));
     let extension = path.extension().and_then(|extension| extension.to_str());
     !hidden && matches!(extension, Some("yaml" | "yml" | "json"))
 }

@@ -47,7 +47,9 @@ pub(super) async fn follow(
     node_name: &str,
     sender: &Sender<Vec<Event>>,
 ) -> Result<(), KubernetesError> {
-    let config = kube::Config::infer().await.map_err(KubernetesError::Config)?;
+    let config = kube::Config::infer()
+        .await
+        .map_err(KubernetesError::Config)?;
     info!(api = %config.cluster_url, "watching the Kubernetes API");
     let client = Client::try_from(config).map_err(KubernetesError::Client)?;
     watch(client, node_name, sender).await;
@@ -70,12 +72,16 @@ async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
         }),
     ];
     let mut trackers = streams.each_ref().map(|_| Tracker::default());
-    let streams = (0..).zip(streams).map(|(index, stream)| stream.map(move |it| (index, it)).boxed());
+    let streams = (0..)
+        .zip(streams)
+        .map(|(index, stream)| stream.map(move |it| (index, it)).boxed());
     let mut changes = select_all(streams).ready_chunks(BATCH);
     let mut synced = false;
     while let Some(chunk) = changes.next().await {
-        let mut events: Vec<Event> =
-            chunk.into_iter().flat_map(|(index, change)| trackers[index].observe(change)).collect();
+        let mut events: Vec<Event> = chunk
+            .into_iter()
+            .flat_map(|(index, change)| trackers[index].observe(change))
+            .collect();
         if !synced && trackers.iter().all(|tracker| tracker.listed) {
             synced = true;
             events.push(Event::Synced);
@@ -119,12 +125,20 @@ impl Tracker {
                 self.listed = true;
                 let seen = std::mem::take(&mut self.seen);
                 let known = std::mem::replace(&mut self.known, seen);
-                known.difference(&self.known).cloned().map(Event::Delete).collect()
+                known
+                    .difference(&self.known)
+                    .cloned()
+                    .map(Event::Delete)
+                    .collect()
             }
             Change::Gone(reference) | Change::Seen(reference, None) => {
                 let was_known = self.known.remove(&reference);
                 self.seen.remove(&reference);
-                if was_known { vec![Event::Delete(reference)] } else { Vec::new() }
+                if was_known {
+                    vec![Event::Delete(reference)]
+                } else {
+                    Vec::new()
+                }
             }
             Change::Seen(reference, Some(object)) => {
                 self.known.insert(reference.clone());
@@ -197,8 +211,14 @@ mod tests {
     use super::*;
 
     fn service(name: &str) -> (ObjectRef, Object) {
-        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
-        let service = Service { metadata, ..Service::default() };
+        let metadata = ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        };
+        let service = Service {
+            metadata,
+            ..Service::default()
+        };
         let object = Object::Service(convert::service(service).unwrap());
         (object.reference(), object)
     }
@@ -223,13 +243,21 @@ mod tests {
             tracker.observe(change);
         }
         let deleted = tracker.observe(Change::ListEnds);
-        assert_eq!(deleted, [Event::Delete(service("a").0), Event::Delete(service("c").0)]);
+        assert_eq!(
+            deleted,
+            [Event::Delete(service("a").0), Event::Delete(service("c").0)]
+        );
     }
 
     #[test]
     fn a_list_that_is_broken_off_deletes_nothing() {
         let mut tracker = Tracker::default();
-        for change in [Change::ListBegins, seen("a"), Change::ListEnds, Change::ListBegins] {
+        for change in [
+            Change::ListBegins,
+            seen("a"),
+            Change::ListEnds,
+            Change::ListBegins,
+        ] {
             tracker.observe(change);
         }
         for change in [Change::ListBegins, seen("a")] {
@@ -243,7 +271,10 @@ mod tests {
         let mut tracker = Tracker::default();
         tracker.observe(seen("a"));
         let (reference, _) = service("a");
-        assert_eq!(tracker.observe(Change::Gone(reference.clone())), [Event::Delete(reference.clone())]);
+        assert_eq!(
+            tracker.observe(Change::Gone(reference.clone())),
+            [Event::Delete(reference.clone())]
+        );
         assert_eq!(tracker.observe(Change::Gone(reference)), []);
     }
 }

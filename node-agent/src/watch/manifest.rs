@@ -55,7 +55,8 @@ fn split(text: &str) -> Vec<(usize, &str)> {
 }
 
 fn is_blank(text: &str) -> bool {
-    text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+    text.lines()
+        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
 }
 
 fn parse_document(text: &str) -> Result<Vec<Result<Object, Rejected>>, String> {
@@ -72,7 +73,13 @@ fn parse_document(text: &str) -> Result<Vec<Result<Object, Rejected>>, String> {
 }
 
 fn collect(value: Value, objects: &mut Vec<Result<Object, Rejected>>) {
-    let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let text = |key: &str| {
+        value
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
     match (text("apiVersion").as_str(), text("kind").as_str()) {
         ("v1", "Service") => objects.extend(read(value, Kind::Service, |it: Service| {
             convert::service(it).map(|service| Some(Object::Service(service)))
@@ -100,7 +107,9 @@ fn collect_list(
     item_kind: &str,
     objects: &mut Vec<Result<Object, Rejected>>,
 ) {
-    let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) else { return };
+    let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) else {
+        return;
+    };
     for mut item in items {
         if let Value::Object(fields) = &mut item {
             fields.entry("kind").or_insert_with(|| item_kind.into());
@@ -130,7 +139,11 @@ fn malformed(kind: Kind, metadata: Value, error: &serde_json::Error) -> Rejected
         Kind::Service | Kind::EndpointSlice => convert::object_name(&metadata),
     };
     let service = convert::owner(&metadata);
-    Rejected { object: ObjectRef { kind, name }, service, reason: Reason::Malformed(error.to_string()) }
+    Rejected {
+        object: ObjectRef { kind, name },
+        service,
+        reason: Reason::Malformed(error.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -158,8 +171,14 @@ mod tests {
     fn a_syntax_error_spoils_only_its_own_document_and_is_placed() {
         let text = format!("# head\n---\n{SERVICE}---\nkind: [\n--- # next\n{SERVICE}");
         let found = names(&parse(&text));
-        assert_eq!((found.len(), found[0].as_str(), found[2].as_str()), (3, "Service default/cart", "Service default/cart"));
-        assert!(found[1].starts_with("unreadable: document 3 (from line 8) is not valid"), "{found:?}");
+        assert_eq!(
+            (found.len(), found[0].as_str(), found[2].as_str()),
+            (3, "Service default/cart", "Service default/cart")
+        );
+        assert!(
+            found[1].starts_with("unreadable: document 3 (from line 8) is not valid"),
+            "{found:?}"
+        );
     }
 
     #[test]
@@ -176,7 +195,10 @@ mod tests {
     fn an_object_of_the_wrong_shape_is_rejected_by_name() {
         let text = SERVICE.replace("port: 80", "port: eighty");
         let found = names(&parse(&text));
-        assert!(found[0].starts_with("Service default/cart is left out:"), "{found:?}");
+        assert!(
+            found[0].starts_with("Service default/cart is left out:"),
+            "{found:?}"
+        );
     }
 
     #[test]

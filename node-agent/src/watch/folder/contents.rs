@@ -49,7 +49,12 @@ impl Contents {
     /// Takes what the whole folder holds.
     pub(super) fn rescan(&mut self, files: BTreeMap<PathBuf, io::Result<String>>) -> Update {
         let mut update = Update::default();
-        let gone: Vec<_> = self.files.keys().filter(|path| !files.contains_key(*path)).cloned().collect();
+        let gone: Vec<_> = self
+            .files
+            .keys()
+            .filter(|path| !files.contains_key(*path))
+            .cloned()
+            .collect();
         for path in gone {
             update.add(self.update(path, None));
         }
@@ -66,21 +71,37 @@ impl Contents {
         let new = text.map(|text| File::read(&path, text, &old, &mut update.complaints));
         let removed = new.is_none();
         let new = new.unwrap_or_default();
-        let references: BTreeSet<ObjectRef> =
-            old.objects.keys().chain(new.objects.keys()).cloned().collect();
-        let before: Vec<_> =
-            references.iter().map(|it| self.winner(it).map(Path::to_owned)).collect();
+        let references: BTreeSet<ObjectRef> = old
+            .objects
+            .keys()
+            .chain(new.objects.keys())
+            .cloned()
+            .collect();
+        let before: Vec<_> = references
+            .iter()
+            .map(|it| self.winner(it).map(Path::to_owned))
+            .collect();
         for reference in new.objects.keys() {
-            self.places.entry(reference.clone()).or_default().insert(path.clone());
+            self.places
+                .entry(reference.clone())
+                .or_default()
+                .insert(path.clone());
         }
-        for reference in old.objects.keys().filter(|it| !new.objects.contains_key(*it)) {
+        for reference in old
+            .objects
+            .keys()
+            .filter(|it| !new.objects.contains_key(*it))
+        {
             self.leave(reference, &path);
         }
         if !removed {
             self.files.insert(path.clone(), new);
         }
         for (reference, before) in references.iter().zip(before) {
-            let was = old.objects.get(reference).filter(|_| before.as_deref() == Some(&*path));
+            let was = old
+                .objects
+                .get(reference)
+                .filter(|_| before.as_deref() == Some(&*path));
             self.tell(reference, &path, before.as_deref(), was, &mut update);
         }
         self.tell_unreadable(&mut update);
@@ -89,7 +110,9 @@ impl Contents {
 
     /// Whether the file is known to hold something.
     pub(super) fn has_objects(&self, path: &Path) -> bool {
-        self.files.get(path).is_some_and(|file| !file.objects.is_empty())
+        self.files
+            .get(path)
+            .is_some_and(|file| !file.objects.is_empty())
     }
 
     /// The event for one object, if anything changed about it.
@@ -107,14 +130,21 @@ impl Contents {
         };
         if winner != changed && self.holds(changed, reference) {
             let (path, winner) = (changed.display(), winner.display());
-            update.complaints.push(format!("{path}: {reference} is in {winner} too, which counts"));
+            update.complaints.push(format!(
+                "{path}: {reference} is in {winner} too, which counts"
+            ));
         }
-        let is = self.files.get(winner).and_then(|file| file.objects.get(reference));
+        let is = self
+            .files
+            .get(winner)
+            .and_then(|file| file.objects.get(reference));
         let same = before == Some(winner) && (winner != changed || was == is);
         match is {
             Some(Ok(object)) if !same => update.events.push(Event::Apply(object.clone())),
             Some(Err(rejected)) if !same => {
-                update.complaints.push(format!("{}: {rejected}", winner.display()));
+                update
+                    .complaints
+                    .push(format!("{}: {rejected}", winner.display()));
                 update.events.push(Event::Reject(rejected.clone()));
             }
             _ => {}
@@ -134,7 +164,9 @@ impl Contents {
     }
 
     fn holds(&self, path: &Path, reference: &ObjectRef) -> bool {
-        self.files.get(path).is_some_and(|file| file.objects.contains_key(reference))
+        self.files
+            .get(path)
+            .is_some_and(|file| file.objects.contains_key(reference))
     }
 
     fn leave(&mut self, reference: &ObjectRef, path: &Path) {
@@ -170,10 +202,20 @@ impl File {
         file.ever_whole = old.ever_whole || unreadable.is_empty();
         if !unreadable.is_empty() {
             file.unknown = if file.ever_whole { 0 } else { unreadable.len() };
-            let kept = if file.ever_whole { "; the objects it held before stay" } else { "" };
-            complaints.extend(unreadable.iter().map(|why| format!("{}: {why}{kept}", path.display())));
+            let kept = if file.ever_whole {
+                "; the objects it held before stay"
+            } else {
+                ""
+            };
+            complaints.extend(
+                unreadable
+                    .iter()
+                    .map(|why| format!("{}: {why}{kept}", path.display())),
+            );
             for (reference, object) in &old.objects {
-                file.objects.entry(reference.clone()).or_insert_with(|| object.clone());
+                file.objects
+                    .entry(reference.clone())
+                    .or_insert_with(|| object.clone());
             }
         }
         file
@@ -192,7 +234,9 @@ impl File {
             };
             if self.objects.contains_key(&reference) {
                 let path = path.display();
-                complaints.push(format!("{path}: {reference} is in it twice; the first counts"));
+                complaints.push(format!(
+                    "{path}: {reference} is in it twice; the first counts"
+                ));
             } else {
                 self.objects.insert(reference, object);
             }
