@@ -1,4 +1,5 @@
 //! The programs on the real kernel, without the agent: tables written by hand.
+#![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -259,7 +260,7 @@ fn a_second_agent_replaces_the_programs_inside_the_links() {
     }
     assert_eq!(
         client
-            .connect(&format!("{CLUSTER_IP}:80"))
+            .connect(format!("{CLUSTER_IP}:80"))
             .unwrap()
             .id
             .as_deref(),

@@ -1,4 +1,5 @@
 //! Spliced connections, with the real agent.
+#![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use lab::fixture::{Service, json, start, wait_until};
 use lab::report::{Listening, PingPongBench, StreamReport};

@@ -1,5 +1,6 @@
 //! What the tests of the agent share: manifests, and a node that runs shunt.
 //! Everything here panics where a test would.
+#![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::fmt::Write as _;
 use std::net::IpAddr;

@@ -68,7 +68,7 @@ fn run(task: Task) -> Result<()> {
             build::run(&args)
         }
         Task::Demo => {
-            prepare_lab()?;
+            prepare_lab(Profile::Debug)?;
             demo::run(command::root())
         }
         Task::Test(args) => test::run(&args),
@@ -77,7 +77,7 @@ fn run(task: Task) -> Result<()> {
             lint::run(&args)
         }
         Task::Bench(args) => {
-            prepare_lab()?;
+            prepare_lab(Profile::Release)?;
             bench::run(&args)
         }
     }
@@ -92,13 +92,13 @@ fn report(error: &anyhow::Error) {
 }
 
 /// What demo and benchmarks need, which run the lab in this process.
-fn prepare_lab() -> Result<()> {
+fn prepare_lab(profile: Profile) -> Result<()> {
     ensure!(
         is_root(),
         "the lab makes network namespaces and cgroups: run as root"
     );
     setup::ensure(&[Need::Build, Need::Lab])?;
-    let binaries = binaries(Profile::Release)?;
+    let binaries = binaries(profile)?;
     lab::use_binaries([binaries.shunt, binaries.lab_pod]);
     Ok(())
 }

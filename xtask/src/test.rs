@@ -57,7 +57,7 @@ fn unit(rest: &[String]) -> Command {
 }
 
 fn root(rest: &[String]) -> Result<Command> {
-    let binaries = binaries(Profile::Release)?;
+    let binaries = binaries(Profile::Debug)?;
     announce("root tests");
     let mut cargo = command("cargo");
     cargo.env("SHUNT_BIN", binaries.shunt);

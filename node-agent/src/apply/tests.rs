@@ -65,7 +65,7 @@ fn tables(services: &BTreeMap<u8, Vec<u8>>) -> Tables {
     let routes = services
         .iter()
         .map(|(number, hosts)| (frontend(*number), route(*number, hosts)));
-    let zone = (services.len() % 2 == 0).then(|| "z1".to_owned());
+    let zone = services.len().is_multiple_of(2).then(|| "z1".to_owned());
     Tables {
         node: NodeIdentity {
             name: "n1".to_owned(),

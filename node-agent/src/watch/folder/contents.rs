@@ -1,6 +1,7 @@
 //! What the files of a folder hold, and what a change of one of them means;
 //! pure.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -232,13 +233,13 @@ impl File {
                 Ok(object) => object.reference(),
                 Err(rejected) => rejected.object.clone(),
             };
-            if self.objects.contains_key(&reference) {
-                let path = path.display();
-                complaints.push(format!(
-                    "{path}: {reference} is in it twice; the first counts"
-                ));
-            } else {
-                self.objects.insert(reference, object);
+            match self.objects.entry(reference) {
+                Entry::Vacant(entry) => drop(entry.insert(object)),
+                Entry::Occupied(entry) => complaints.push(format!(
+                    "{}: {} is in it twice; the first counts",
+                    path.display(),
+                    entry.key()
+                )),
             }
         }
     }
