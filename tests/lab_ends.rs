@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{SigHandler, Signal, kill, killpg, signal};
 use nix::unistd::Pid;
 
 use lab::{Lab, Place, remains};
@@ -46,12 +46,12 @@ fn a_panic_leaves_nothing() {
 
 #[test]
 fn a_killed_owner_leaves_nothing() {
-    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+    for deadly in [Signal::SIGINT, Signal::SIGKILL] {
         let (mut owner, name) = own_lab("killed");
         assert!(!remains(&name).unwrap().is_empty());
         // As a terminal does it: to all of the process group.
-        killpg(pid(owner.id()), signal).unwrap();
-        assert_eq!(owner.wait().unwrap().signal(), Some(signal as i32));
+        killpg(pid(owner.id()), deadly).unwrap();
+        assert_eq!(owner.wait().unwrap().signal(), Some(deadly as i32));
         wait_until_gone(&name);
     }
 }
@@ -80,13 +80,22 @@ fn sweep_removes_a_lab_that_lost_owner_and_reaper() {
 
 /// Another process that has made a lab, and the lab's name.
 fn own_lab(label: &str) -> (Child, String) {
-    let mut owner = Command::new(env!("CARGO_BIN_EXE_lab-pod"))
+    let mut owner = Command::new(env!("CARGO_BIN_EXE_lab-pod"));
+    owner
         .args(["own-lab", label])
         .process_group(0)
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .stdout(Stdio::piped());
+    // Shells start background jobs with SIGINT ignored, which is inherited.
+    let heed_interrupts = || {
+        // SAFETY: setting the default action runs no handler.
+        unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) }?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed;
+    // the closure makes one, sigaction.
+    unsafe { owner.pre_exec(heed_interrupts) };
+    let mut owner = owner.spawn().unwrap();
     let mut line = String::new();
     let stdout = owner.stdout.take().unwrap();
     BufReader::new(stdout).read_line(&mut line).unwrap();

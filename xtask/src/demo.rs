@@ -12,6 +12,8 @@ use anyhow::{Context as _, Result, ensure};
 use lab::report::{ConnectReport, PingPongBench};
 use lab::{Agent, Lab, LogOutput, Node, Options, Place, Pod, Server, ServiceRule};
 
+use serde_json::Value;
+
 use crate::stats::Samples;
 
 /// The manifests that the demo uses, from the root of the project.
@@ -145,9 +147,11 @@ impl Stage {
         };
         println!("{}", indent(&text));
         let report: PingPongBench = bench.finish()?;
+        let status: Value = serde_json::from_str(&self.shunt(&["status", "-o", "json"])?)?;
+        let messages = &status["counters"]["messages_spliced"];
         say(&format!(
-            "{} round trips of {} bytes went past TCP",
-            report.count, report.size
+            "{} round trips; {messages} messages went past TCP",
+            report.count
         ));
         Ok(())
     }
@@ -292,7 +296,7 @@ fn say(text: &str) {
 fn indent(text: &str) -> String {
     text.trim_end()
         .lines()
-        .map(|line| format!("   {line}"))
+        .map(|line| format!("   {line}").trim_end().to_owned())
         .collect::<Vec<_>>()
         .join("\n")
 }
