@@ -79,7 +79,7 @@ pub(crate) fn register_server(ctx: &SockOpsContext) -> Outcome {
         return Ok(None);
     };
     let client_key = own_key(ctx).peer(client_netns);
-    let Some(client) = SOCKETS.get_ptr_mut(&client_key) else {
+    let Some(client) = SOCKETS.get_ptr_mut(client_key) else {
         return Ok(None);
     };
     // SAFETY: the client's socket is in its handshake, so that its entry stays.

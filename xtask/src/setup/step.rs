@@ -167,3 +167,20 @@ fn linker(from: LinkerFrom) -> Command {
     command.env_remove("CARGO_TARGET_DIR");
     command
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::requirement::{COMPILER_PACKAGES, LINKER_PACKAGES};
+    use super::*;
+
+    #[test]
+    fn the_image_is_built_with_the_same_tools() {
+        let dockerfile = include_str!("../../../deploy/Dockerfile");
+        let words: BTreeSet<_> = dockerfile.split_whitespace().collect();
+        let packages = COMPILER_PACKAGES.iter().chain(LINKER_PACKAGES);
+        for word in packages.chain([&LINKER_VERSION]) {
+            assert!(words.contains(word), "{word}");
+        }
+        assert!(words.contains(format!("LLVM_PREFIX={LLVM_PREFIX}").as_str()));
+    }
+}
