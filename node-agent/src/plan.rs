@@ -106,7 +106,10 @@ fn plan_port(
     let prefer = preference(service, policy);
     let tiers = tiers(&candidates, service.local_only, prefer, &place);
     let usable = tiers.iter().any(|tier| !tier.endpoints.is_empty());
-    let verdict = if usable {
+    let verdict = if service.affinity_seconds.is_some() {
+        // The programs do not keep clients to endpoints yet; kube-proxy does.
+        Verdict::Pass
+    } else if usable {
         Verdict::Balance
     } else if state.may_lack_endpoints(&service.name) {
         // Refusing would leave the caller worse off than without shunt.

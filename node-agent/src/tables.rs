@@ -88,7 +88,8 @@ pub enum Verdict {
     Balance,
     /// ECONNREFUSED: nothing usable exists.
     Refuse,
-    /// kube-proxy's answer: shunt does not know enough to decide.
+    /// kube-proxy's answer: shunt can't keep the Service's affinity, or does not
+    /// know enough to decide.
     Pass,
 }
 

@@ -163,3 +163,9 @@ fn a_service_without_endpoints_refuses() {
     let expected = "cart:80 refuse node node[] zone[] cluster[]";
     assert_eq!(routes(&service("", ""), Prefer::Node), [expected]);
 }
+
+#[test]
+fn session_affinity_is_left_to_kube_proxy() {
+    let expected = "cart:80 pass node node[5] zone[5,7] cluster[5,7,9]";
+    check("", ", sessionAffinity: ClientIP", Prefer::Node, expected);
+}

@@ -95,8 +95,10 @@ impl Machine {
         let cpus = std::thread::available_parallelism()
             .context("number of CPUs")?
             .get();
+        // Major and minor; what follows is the builder's own.
+        let kernel: Vec<_> = release.trim().split('.').take(2).collect();
         Ok(Self {
-            kernel: release.trim().to_owned(),
+            kernel: kernel.join("."),
             cpus,
         })
     }
