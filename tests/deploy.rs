@@ -1,5 +1,6 @@
 //! The manifests in deploy/, as `kubectl kustomize` renders them. Needs kubectl
 //! but no cluster and no root.
+#![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
