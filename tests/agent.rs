@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use lab::fixture::{READY, Service, json, live_endpoints, start, stderr, wait_until};
+use lab::report::LoadReport;
 use lab::{Lab, Place as _, ServiceRule};
 use serde_json::Value;
 
@@ -203,7 +204,9 @@ fn the_services_map_prints_named_fields() {
     .unwrap();
     let _agent = start(&node, &[]);
 
-    let pin = node.pins().join("v1/services");
+    let pin = node
+        .pins()
+        .join(format!("v{}/services", shunt_common::LAYOUT_VERSION));
     let output = Command::new("bpftool")
         .args(["map", "dump", "pinned"])
         .arg(pin)
@@ -213,4 +216,43 @@ fn the_services_map_prints_named_fields() {
     assert_eq!(dump[0]["key"]["protocol"], 6);
     assert_eq!(dump[0]["value"]["tier_count"], 3);
     assert_eq!(dump[0]["value"]["tiers"][0]["count"], 1);
+}
+
+#[test]
+fn programs_of_another_layout_are_replaced_without_a_gap() {
+    let mut lab = Lab::new("layouts").unwrap();
+    let node = lab.node("n1").unwrap();
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
+    let _web = server.serve("0.0.0.0:8080", "web").unwrap();
+    let endpoints = vec![(server.ipv4().into(), "n1")];
+    let service = Service {
+        endpoints,
+        ..Service::default()
+    };
+    node.write_manifest("cart.yaml", &service.yaml()).unwrap();
+    start(&node, &[]).stop().unwrap();
+    // What an older shunt would have left.
+    let own = node
+        .pins()
+        .join(format!("v{}", shunt_common::LAYOUT_VERSION));
+    let other = node.pins().join("v0");
+    std::fs::rename(&own, &other).unwrap();
+    assert_eq!(client.connect(CART).unwrap().id.as_deref(), Some("web"));
+    let args = ["load", CART, "--threads", "1", "--until-stdin-closes"];
+    let load = client.start_lab_pod(&args).unwrap();
+
+    let agent = start(&node, &[]);
+
+    wait_until("the other layout is gone", || !other.exists());
+    let report: LoadReport = load.finish().unwrap();
+    assert!(report.errnos.is_empty(), "{report:?}");
+    assert!(report.ids["web"] > 0);
+    agent.stop().unwrap();
+    std::fs::rename(&own, &other).unwrap();
+    let output = node.shunt(&["uninstall"]).unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!other.exists() && !own.exists());
 }

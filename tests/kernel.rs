@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use lab::{Lab, Node, Place as _, Pod};
 use node_agent::apply::Applier;
-use node_agent::bpf::{Cgroup, Features, KernelMaps, Loaded, Loader, Pins};
+use node_agent::bpf::{Cgroup, Features, KernelMaps, Loaded, Loader, Pins, splice_members};
 use node_agent::diff::diff;
 use node_agent::tables::{
     Endpoint, Frontend, Prefer, Protocol, Route, Scope, ServicePortName, Tables, Tier, Verdict,
@@ -210,7 +210,7 @@ fn a_spliced_pair_carries_a_checked_stream_past_tcp() {
         [],
         "closed sockets leave no entry"
     );
-    assert_eq!(shunt.maps.splice_members().unwrap(), 0);
+    assert_eq!(splice_members(&shunt.pins).unwrap(), 0);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use tracing::{debug, error, info, warn};
 use crate::apply::{Applier, WriteError};
 use crate::bpf::{
     Cgroup, CgroupError, Features, KernelMaps, LoadError, Loaded, Loader, MissingFeature, Pins,
-    PinsError, ReadError, Splicing, check_privileges, self_check,
+    PinsError, ReadError, Splicing, check_privileges, self_check, splice_members,
 };
 use crate::diff::diff;
 use crate::plan::{Policy, plan};
@@ -249,6 +249,9 @@ impl<'a> Agent<'a> {
             ),
             Err(error) => error!(error = %chain(&error), "the self-check failed"),
         }
+        for other in self.config.pins.others() {
+            retire_layout(&other);
+        }
         Ok(())
     }
 
@@ -270,6 +273,34 @@ impl<'a> Agent<'a> {
             .flatten()
             .min()
             .unwrap_or(far)
+    }
+}
+
+/// Takes out the programs of another version, whose work this one's now do.
+fn retire_layout(other: &Pins) {
+    let pins = other.directory().display().to_string();
+    let _lock = match other.lock() {
+        Ok(lock) => lock,
+        Err(error) => {
+            return warn!(%pins, error = %chain(&error), "the pins of another version stay");
+        }
+    };
+    // The splice of an open connection holds what its reader has not read yet.
+    let members = splice_members(other).unwrap_or(0);
+    let done = if members == 0 {
+        other.remove()
+    } else {
+        other.detach()
+    };
+    match done {
+        Ok(()) if members == 0 => info!(%pins, "removed the programs and maps of another version"),
+        Ok(()) => warn!(
+            %pins,
+            sockets = members,
+            "detached the programs of another version; its maps stay until the next start, for \
+             the spliced connections that are open"
+        ),
+        Err(error) => warn!(%pins, error = %chain(&error), "the pins of another version stay"),
     }
 }
 

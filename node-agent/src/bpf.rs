@@ -23,6 +23,6 @@ pub use cgroup::{Cgroup, CgroupError};
 pub use features::{Features, MissingFeature, Offsets, Splicing, check_privileges};
 pub use inspect::{Attachment, ProgramState, cgroup_path, programs};
 pub use loader::{LoadError, Loaded, Loader};
-pub use maps::{Fill, KernelMaps, ReadError};
+pub use maps::{Fill, KernelMaps, ReadError, splice_members};
 pub use pins::{Pins, PinsError, PinsLock};
 pub use self_check::{SelfCheckError, self_check};

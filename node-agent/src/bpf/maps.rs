@@ -53,6 +53,16 @@ pub struct ReadError {
     source: Box<MapError>,
 }
 
+/// How many sockets are members of the pinned splice map, and so may have unread
+/// bytes that would go with it.
+pub fn splice_members(pins: &Pins) -> Result<usize, ReadError> {
+    members(&open(pins, map::SPLICE, Map::SockHash)?)
+}
+
+fn members(splice: &SockHash<MapData, SocketKey>) -> Result<usize, ReadError> {
+    Ok(keys(splice.keys(), map::SPLICE)?.len())
+}
+
 impl KernelMaps {
     /// Opens the pinned maps.
     pub fn open(pins: &Pins) -> Result<Self, ReadError> {
@@ -163,14 +173,8 @@ impl KernelMaps {
                 keys(self.sockets.keys(), map::SOCKETS)?.len(),
                 capacity::SOCKETS,
             ),
-            fill(map::SPLICE, self.splice_members()?, capacity::SOCKETS),
+            fill(map::SPLICE, members(&self.splice)?, capacity::SOCKETS),
         ])
-    }
-
-    /// How many sockets are members of the splice map, and so may have unread
-    /// bytes that only it holds.
-    pub fn splice_members(&self) -> Result<usize, ReadError> {
-        Ok(keys(self.splice.keys(), map::SPLICE)?.len())
     }
 
     fn record(&self, key: ServiceKey) -> Option<Record> {

@@ -10,11 +10,12 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use shunt_common::LAYOUT_VERSION;
 
-/// The directory of one layout version, `<root>/v<LAYOUT_VERSION>`. Maps are
-/// pinned in it by name, links in `links/` by the name of their program.
+/// The directory of one layout version, `<root>/v<layout>`. Maps are pinned in
+/// it by name, links in `links/` by the name of their program.
 #[derive(Clone, Debug)]
 pub struct Pins {
     root: PathBuf,
+    layout: u32,
 }
 
 /// Why the pins can't be used.
@@ -70,16 +71,31 @@ impl Pins {
     /// The default of `--pins`.
     pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/shunt";
 
-    /// The pins below `root`.
+    /// The pins of this version's layout below `root`.
     pub fn new(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
+            layout: LAYOUT_VERSION,
         }
     }
 
-    /// The directory of this layout version.
+    /// The pins of other layouts, which an older or a newer shunt left.
+    pub fn others(&self) -> Vec<Self> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let layout = |name: &str| name.strip_prefix('v')?.parse().ok();
+        let layouts = entries.filter_map(|entry| layout(&entry.file_name().to_string_lossy()));
+        let mut layouts: Vec<u32> = layouts.filter(|layout| *layout != self.layout).collect();
+        layouts.sort_unstable();
+        let pins = |layout| Self {
+            root: self.root.clone(),
+            layout,
+        };
+        layouts.into_iter().map(pins).collect()
+    }
+
+    /// The directory of this layout.
     pub fn directory(&self) -> PathBuf {
-        self.root.join(format!("v{LAYOUT_VERSION}"))
+        self.root.join(format!("v{}", self.layout))
     }
 
     /// The pin of a map.
@@ -150,8 +166,7 @@ impl Pins {
     /// Unpins everything; links first, which detaches their programs. What is
     /// not shunt's is left alone.
     pub fn remove(&self) -> Result<(), PinsError> {
-        remove_files(&self.links())?;
-        remove_directory(&self.links())?;
+        self.detach()?;
         remove_files(&self.directory())?;
         remove_directory(&self.directory())?;
         // Another layout version may have its pins here.
@@ -163,6 +178,12 @@ impl Pins {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// Unpins the links, which detaches their programs; the maps stay.
+    pub fn detach(&self) -> Result<(), PinsError> {
+        remove_files(&self.links())?;
+        remove_directory(&self.links())
     }
 
     fn check_bpffs(&self) -> Result<(), PinsError> {

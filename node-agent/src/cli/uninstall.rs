@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::{PinsArgs, print};
-use crate::bpf::{KernelMaps, check_privileges};
+use crate::bpf::{Pins, check_privileges, splice_members};
 
 /// Detaches and unpins everything that shunt has put into this kernel, and
 /// nothing else. kube-proxy goes on alone. Stop the agent first.
@@ -20,18 +20,25 @@ pub(super) struct UninstallArgs {
 
 pub(super) fn uninstall(args: &UninstallArgs) -> Result<()> {
     check_privileges()?;
-    let pins = args.pins.pins();
-    if !pins.exist() {
+    let own = args.pins.pins();
+    let others = own.others();
+    let layouts: Vec<&Pins> = own
+        .exist()
+        .then_some(&own)
+        .into_iter()
+        .chain(&others)
+        .collect();
+    if layouts.is_empty() {
         return print(&format!(
             "Nothing to do: no pins in {}.",
-            pins.directory().display()
+            own.directory().display()
         ));
     }
-    let _lock = pins.lock()?;
-    // A map that can't be opened has another layout or was removed by hand.
-    let members = KernelMaps::open(&pins)
-        .and_then(|maps| maps.splice_members())
-        .unwrap_or(0);
+    let locks: Result<Vec<_>, _> = layouts.iter().map(|pins| pins.lock()).collect();
+    let _locks = locks?;
+    // A map that can't be opened was removed by hand.
+    let members = layouts.iter().map(|pins| splice_members(pins).unwrap_or(0));
+    let members: usize = members.sum();
     if members > 0 && !args.force {
         bail!(
             "{members} sockets of spliced connections are open (see `shunt sockets`), and what \
@@ -39,6 +46,9 @@ pub(super) fn uninstall(args: &UninstallArgs) -> Result<()> {
              --force"
         );
     }
-    pins.remove()?;
-    print(&format!("Removed {}.", pins.directory().display()))
+    for pins in layouts {
+        pins.remove()?;
+        print(&format!("Removed {}.", pins.directory().display()))?;
+    }
+    Ok(())
 }
