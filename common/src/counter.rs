@@ -4,57 +4,63 @@
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Counter {
-    /// Connects given an endpoint of the tier "node".
+    /// Connects and flows of datagrams given an endpoint of the tier "node".
     ConnectNode = 0,
-    /// Connects given an endpoint of the tier "zone".
+    /// Connects and flows of datagrams given an endpoint of the tier "zone".
     ConnectZone = 1,
-    /// Connects given an endpoint of the tier "cluster".
+    /// Connects and flows of datagrams given an endpoint of the tier "cluster".
     ConnectCluster = 2,
-    /// Connects given an endpoint of the tier "hints".
+    /// Connects and flows of datagrams given an endpoint of the tier "hints".
     ConnectHints = 3,
+    /// Connects and flows given the endpoint of before, by session affinity or
+    /// since the flow was in use.
+    ConnectSame = 4,
     /// Of all those, connects to an endpoint on this node.
-    ConnectLocal = 4,
+    ConnectLocal = 5,
     /// Connects refused, since nothing is usable.
-    Refused = 5,
+    Refused = 6,
     /// Passed: the address is none of a captured Service port.
-    PassedNoEntry = 6,
+    PassedNoEntry = 7,
     /// Passed: the agent asked for it.
-    PassedVerdict = 7,
+    PassedVerdict = 8,
     /// Passed: the agent has been silent for too long.
-    PassedStale = 8,
+    PassedStale = 9,
     /// Passed: the entry changed twice while it was read.
-    PassedRace = 9,
+    PassedRace = 10,
     /// Passed: no socket storage could be had.
-    PassedNoStorage = 10,
+    PassedNoStorage = 11,
     /// Passed: nothing usable, and this kernel can't refuse with ECONNREFUSED.
-    PassedNoRefusal = 11,
+    PassedNoRefusal = 12,
     /// Connects of the agent to the self-check address.
-    SelfCheck = 12,
+    SelfCheck = 13,
     /// getpeername calls answered with the ClusterIP.
-    PeerNames = 13,
+    PeerNames = 14,
+    /// Datagrams received whose source was shown as the ClusterIP.
+    SourceNames = 15,
     /// Sockets registered for splicing.
-    SocketsRegistered = 14,
+    SocketsRegistered = 16,
     /// Pairs found.
-    SocketsPaired = 15,
+    SocketsPaired = 17,
     /// Sockets that could not be registered or inserted.
-    SocketsFailed = 16,
+    SocketsFailed = 18,
     /// Messages put on the peer's receive queue.
-    MessagesSpliced = 17,
+    MessagesSpliced = 19,
     /// Messages sent by TCP: the peer has unread TCP bytes.
-    MessagesOrder = 18,
+    MessagesOrder = 20,
     /// Messages sent by TCP: the peer reads too slowly.
-    MessagesCredit = 19,
+    MessagesCredit = 21,
     /// Messages sent by TCP: no peer, or one that is closing.
-    MessagesNoPeer = 20,
+    MessagesNoPeer = 22,
 }
 
 impl Counter {
     /// All of them, in the order of their index.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::ConnectNode,
         Self::ConnectZone,
         Self::ConnectCluster,
         Self::ConnectHints,
+        Self::ConnectSame,
         Self::ConnectLocal,
         Self::Refused,
         Self::PassedNoEntry,
@@ -65,6 +71,7 @@ impl Counter {
         Self::PassedNoRefusal,
         Self::SelfCheck,
         Self::PeerNames,
+        Self::SourceNames,
         Self::SocketsRegistered,
         Self::SocketsPaired,
         Self::SocketsFailed,
@@ -84,6 +91,7 @@ impl Counter {
             Self::ConnectZone => "connect_zone",
             Self::ConnectCluster => "connect_cluster",
             Self::ConnectHints => "connect_hints",
+            Self::ConnectSame => "connect_same",
             Self::ConnectLocal => "connect_local",
             Self::Refused => "refused",
             Self::PassedNoEntry => "passed_no_entry",
@@ -94,6 +102,7 @@ impl Counter {
             Self::PassedNoRefusal => "passed_no_refusal",
             Self::SelfCheck => "self_check",
             Self::PeerNames => "peer_names",
+            Self::SourceNames => "source_names",
             Self::SocketsRegistered => "sockets_registered",
             Self::SocketsPaired => "sockets_paired",
             Self::SocketsFailed => "sockets_failed",

@@ -14,20 +14,24 @@
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 pub mod address;
+mod affinity;
 mod counter;
+mod datagram;
 mod node;
 #[cfg(feature = "user")]
 mod pod;
 mod route;
 mod socket;
 
+pub use affinity::{Affinity, AffinityKey};
 pub use counter::Counter;
+pub use datagram::{Flow, Flows};
 pub use node::{Heartbeat, Node};
 pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
 pub use socket::{Connection, Role, SocketEntry, SocketKey};
 
 /// Version of the map layouts; part of the pin path.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// The most tiers that a Service port can have: node, zone, cluster.
 pub const MAX_TIERS: usize = 3;
@@ -57,6 +61,11 @@ pub mod map {
     pub const COUNTERS: &str = "counters";
     /// Socket storage: [`Connection`](crate::Connection).
     pub const CONNECTIONS: &str = "connections";
+    /// Socket storage: [`Flows`](crate::Flows).
+    pub const FLOWS: &str = "flows";
+    /// [`AffinityKey`](crate::AffinityKey) → [`Affinity`](crate::Affinity); the
+    /// longest unused make room.
+    pub const AFFINITY: &str = "affinity";
     /// Address (16 bytes) → cookie of the network namespace that connects from it.
     pub const NAMESPACES: &str = "namespaces";
     /// Socket storage: the socket's own [`SocketKey`](crate::SocketKey).
@@ -73,6 +82,8 @@ pub mod capacity {
     pub const SERVICES: usize = 32_768;
     /// Endpoints, once for each tier that holds them.
     pub const SLOTS: usize = 524_288;
+    /// Clients of Service ports with session affinity.
+    pub const AFFINITY: usize = 65_536;
     /// Addresses on this node that clients of spliced Services connect from.
     pub const NAMESPACES: usize = 4_096;
     /// Sockets that are registered for splicing.

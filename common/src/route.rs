@@ -8,8 +8,9 @@ use core::net::IpAddr;
 
 use crate::{MAX_TIERS, address};
 
-/// What a client connects to: ClusterIP, port, protocol.
-#[repr(C)]
+/// What a client connects to: ClusterIP, port, protocol. Aligned, so that the
+/// programs copy and compare words and not bytes.
+#[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct ServiceKey {
     address: [u8; 16],
@@ -74,7 +75,7 @@ pub struct SlotKey {
 }
 
 /// One endpoint.
-#[repr(C)]
+#[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Slot {
     address: [u8; 16],
@@ -94,11 +95,11 @@ pub struct ServiceName {
     port: [u8; 64],
 }
 
-const _: () = assert!(size_of::<ServiceKey>() == 20 && align_of::<ServiceKey>() == 1);
+const _: () = assert!(size_of::<ServiceKey>() == 20 && align_of::<ServiceKey>() == 4);
 const _: () = assert!(size_of::<ServiceEntry>() == 56 && align_of::<ServiceEntry>() == 8);
 const _: () = assert!(size_of::<TierRange>() == 12);
 const _: () = assert!(size_of::<SlotKey>() == 16 && align_of::<SlotKey>() == 8);
-const _: () = assert!(size_of::<Slot>() == 20 && align_of::<Slot>() == 1);
+const _: () = assert!(size_of::<Slot>() == 20 && align_of::<Slot>() == 4);
 const _: () = assert!(size_of::<ServiceName>() == 192);
 
 impl ServiceKey {
@@ -251,6 +252,14 @@ impl SlotKey {
 }
 
 impl Slot {
+    /// No endpoint.
+    pub const UNUSED: Self = Self {
+        address: [0; 16],
+        port: [0; 2],
+        local: 0,
+        reserved: 0,
+    };
+
     /// From an address and a port in host byte order.
     pub const fn new(address: IpAddr, port: u16, local: bool) -> Self {
         Self {
@@ -271,6 +280,27 @@ impl Slot {
     #[inline(always)]
     pub const fn port(&self) -> [u8; 2] {
         self.port
+    }
+
+    /// Whether this is where it is.
+    #[inline(always)]
+    pub fn is_at(&self, address: &[u8; 16], port: [u8; 2]) -> bool {
+        self.address == *address && self.port == port
+    }
+
+    /// Whether it comes before another in a tier: by address, then by port.
+    #[inline(always)]
+    pub fn is_before(&self, other: &Self) -> bool {
+        let halves = |slot: &Self| {
+            let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = slot.address;
+            let high = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+            (
+                high,
+                u64::from_be_bytes([i, j, k, l, m, n, o, p]),
+                u16::from_be_bytes(slot.port),
+            )
+        };
+        halves(self) < halves(other)
     }
 
     /// Whether the endpoint is on this node.
@@ -330,12 +360,32 @@ mod tests {
     #[test]
     fn a_service_key_is_address_port_protocol_zero() {
         let key = ServiceKey::from_parts("10.96.0.10".parse().unwrap(), 80, ServiceKey::TCP);
-        // SAFETY: ServiceKey is repr(C) with alignment 1 and no padding.
+        // SAFETY: ServiceKey is repr(C) and has no padding.
         let bytes: [u8; 20] = unsafe { core::mem::transmute(key) };
         let expected = [
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 96, 0, 10, 0, 80, 6, 0,
         ];
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn slots_are_in_the_order_of_their_addresses_and_ports() {
+        let texts = [
+            "10.0.0.9:80",
+            "10.0.0.10:79",
+            "10.0.0.10:80",
+            "10.0.0.10:443",
+            "[fd00::1]:1",
+        ];
+        let slots = texts.map(|text| {
+            let address: core::net::SocketAddr = text.parse().unwrap();
+            (Slot::new(address.ip(), address.port(), false), address)
+        });
+        for (slot, address) in &slots {
+            for (other, other_address) in &slots {
+                assert_eq!(slot.is_before(other), address < other_address);
+            }
+        }
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub enum Role {
     Server = 1,
 }
 
-const _: () = assert!(size_of::<Connection>() == 40 && align_of::<Connection>() == 1);
+const _: () = assert!(size_of::<Connection>() == 40 && align_of::<Connection>() == 4);
 const _: () = assert!(size_of::<SocketKey>() == 56 && align_of::<SocketKey>() == 8);
 const _: () = assert!(size_of::<SocketEntry>() == 64 && align_of::<SocketEntry>() == 8);
 
@@ -95,6 +95,18 @@ impl Connection {
     #[inline(always)]
     pub const fn service(&self) -> &ServiceKey {
         &self.service
+    }
+
+    /// The endpoint's address.
+    #[inline(always)]
+    pub const fn endpoint(&self) -> &[u8; 16] {
+        &self.endpoint
+    }
+
+    /// The endpoint's port, network byte order.
+    #[inline(always)]
+    pub const fn endpoint_port(&self) -> [u8; 2] {
+        self.endpoint_port
     }
 
     /// Whether the record is about a connection to this peer.

@@ -9,8 +9,12 @@
 #![no_main]
 
 mod connect;
+mod datagram;
 mod peer_name;
 mod sockops;
+
+mod affinity;
+mod choose;
 
 mod pairing;
 

@@ -7,7 +7,7 @@ use shunt_common::Counter;
 
 use crate::connect::CONNECTIONS;
 use crate::count::count;
-use crate::sock_addr::{Address, Family};
+use crate::sock_addr::{Address, Family, socket};
 use crate::storage;
 
 #[cgroup_sock_addr(getpeername4)]
@@ -34,10 +34,8 @@ fn peer_name(ctx: &SockAddrContext, family: Family) -> i32 {
 /// The ClusterIP that took the socket to its current peer.
 #[inline(always)]
 fn service_of(ctx: &SockAddrContext, family: Family) -> Option<Address> {
-    // SAFETY: the kernel passes a valid context, which always has a socket.
-    let socket = unsafe { (*ctx.sock_addr).__bindgen_anon_1.sk };
     // SAFETY: the socket is the context's.
-    let connection = unsafe { storage::get(&CONNECTIONS, socket) }?;
+    let connection = unsafe { storage::get(&CONNECTIONS, socket(ctx)) }?;
     // SAFETY: the storage lives as long as the socket.
     let connection = unsafe { &*connection };
     let peer = family.read(ctx);

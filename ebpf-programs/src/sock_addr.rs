@@ -1,5 +1,6 @@
 //! Reads and writes the address in the context of a socket address hook.
 
+use aya_ebpf::bindings::bpf_sock;
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::address;
 
@@ -54,6 +55,13 @@ impl Family {
         }
         context.user_port = u32::from(u16::from_ne_bytes(to.port));
     }
+}
+
+/// The socket that the hook was called for.
+#[inline(always)]
+pub(crate) fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
+    // SAFETY: the kernel passes a valid context, which always has a socket.
+    unsafe { (*ctx.sock_addr).__bindgen_anon_1.sk }
 }
 
 #[inline(always)]

@@ -40,6 +40,20 @@ pub(crate) unsafe fn create<T>(
     (!stored.is_null()).then_some(stored.cast())
 }
 
+/// As [`create`], with zeros for a value that would not fit on the stack.
+///
+/// # Safety
+///
+/// As for [`get`]; zeros must be a valid `T`.
+#[inline(always)]
+pub(crate) unsafe fn create_zeroed<T>(map: &SkStorage<T>, sk: *mut bpf_sock) -> Option<*mut T> {
+    let flags = u64::from(BPF_SK_STORAGE_GET_F_CREATE);
+    // SAFETY: `sk` is the caller's promise; without an initial value the helper
+    // takes zeros (`bpf_sk_storage_get` in `net/core/bpf_sk_storage.c`).
+    let stored = unsafe { bpf_sk_storage_get(as_ptr(map), sk.cast(), ptr::null_mut(), flags) };
+    (!stored.is_null()).then_some(stored.cast())
+}
+
 #[inline(always)]
 fn as_ptr<T>(map: &SkStorage<T>) -> *mut c_void {
     ptr::from_ref(map).cast_mut().cast()

@@ -13,29 +13,16 @@ use std::sync::Arc;
 
 use crate::model::{Service, ServicePort};
 use crate::state::State;
-use crate::tables::{
-    Frontend, NodeIdentity, Prefer, Protocol, Route, ServicePortName, Tables, Verdict,
-};
+use crate::tables::{Frontend, NodeIdentity, Prefer, Route, ServicePortName, Tables, Verdict};
 
 pub use select::{Candidate, Place, Selection, candidates, select};
 pub use tiers::tiers;
 
 /// What is the same for all Services.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Policy {
     /// What to prefer, for Services that do not say.
     pub prefer: Prefer,
-    /// The protocols that the programs translate.
-    pub protocols: Vec<Protocol>,
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            prefer: Prefer::default(),
-            protocols: vec![Protocol::Tcp],
-        }
-    }
 }
 
 /// The routing table of a node.
@@ -68,10 +55,7 @@ fn plan_service(
     node: &NodeIdentity,
     policy: &Policy,
 ) -> Vec<(Frontend, Route)> {
-    let ports = service
-        .ports
-        .iter()
-        .filter(|port| policy.protocols.contains(&port.protocol));
+    let ports = service.ports.iter();
     let frontends = ports.flat_map(|port| service.cluster_ips.iter().map(move |ip| (port, *ip)));
     frontends
         .map(|(port, address)| {
@@ -106,10 +90,7 @@ fn plan_port(
     let prefer = preference(service, policy);
     let tiers = tiers(&candidates, service.local_only, prefer, &place);
     let usable = tiers.iter().any(|tier| !tier.endpoints.is_empty());
-    let verdict = if service.affinity_seconds.is_some() {
-        // The programs do not keep clients to endpoints yet; kube-proxy does.
-        Verdict::Pass
-    } else if usable {
+    let verdict = if usable {
         Verdict::Balance
     } else if state.may_lack_endpoints(&service.name) {
         // Refusing would leave the caller worse off than without shunt.

@@ -236,13 +236,11 @@ fn expect_action(case: &Value, tables: &Tables, frontend: &Frontend, expect: &Va
 }
 
 fn tables(state: &State, case: &Value) -> Tables {
-    let protocols = vec![Protocol::Tcp, Protocol::Udp];
     plan(
         state,
         text(&case["node"]["name"]),
         &Policy {
             prefer: Prefer::None,
-            protocols,
         },
     )
 }

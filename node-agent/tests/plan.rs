@@ -41,14 +41,7 @@ fn routes(manifests: &str, prefer: Prefer) -> Vec<String> {
     fs::write(directory.path().join("all.yaml"), manifests).unwrap();
     let (state, complaints) = folder::read(directory.path()).unwrap();
     assert_eq!(complaints, [""; 0]);
-    let report = report::routes(&plan(
-        &state,
-        "n1",
-        &Policy {
-            prefer,
-            ..Policy::default()
-        },
-    ));
+    let report = report::routes(&plan(&state, "n1", &Policy { prefer }));
     let tier = |tier: &report::TierReport| {
         let last = tier
             .endpoints
@@ -165,7 +158,13 @@ fn a_service_without_endpoints_refuses() {
 }
 
 #[test]
-fn session_affinity_is_left_to_kube_proxy() {
-    let expected = "cart:80 pass node node[5] zone[5,7] cluster[5,7,9]";
-    check("", ", sessionAffinity: ClientIP", Prefer::Node, expected);
+fn udp_ports_have_routes_of_their_own() {
+    let ports = ", ports: [{name: http, port: 80}, {name: http, port: 80, protocol: UDP}]";
+    let manifests = NODES_AND_SLICE.replace(
+        "ports: [{name: http, port: 8080}]",
+        "ports: [{name: http, port: 8080}, {name: http, port: 8081, protocol: UDP}]",
+    );
+    let service = service("", "").replace(", ports: [{name: http, port: 80}]", ports);
+    let routes = routes(&format!("{manifests}{service}"), Prefer::Zone);
+    assert_eq!(routes, ["cart:80 balance zone zone[5,7] cluster[5,7,9]"; 2]);
 }

@@ -17,7 +17,7 @@ pub const READY: &str = "ready: the table is written";
 /// may be busy. Only a hang is ever this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A Service with one TCP port and one EndpointSlice.
+/// A Service with one port and one EndpointSlice.
 pub struct Service<'a> {
     /// Its name, in the namespace `shop`.
     pub name: &'a str,
@@ -29,6 +29,10 @@ pub struct Service<'a> {
     pub endpoints: Vec<(IpAddr, &'a str)>,
     /// Where each endpoint listens.
     pub target_port: u16,
+    /// TCP or UDP.
+    pub protocol: &'a str,
+    /// More of the Service's spec, such as `sessionAffinity: ClientIP`.
+    pub spec: &'a str,
 }
 
 impl Default for Service<'_> {
@@ -39,6 +43,8 @@ impl Default for Service<'_> {
             annotations: &[],
             endpoints: Vec::new(),
             target_port: 8080,
+            protocol: "TCP",
+            spec: "",
         }
     }
 }
@@ -50,6 +56,8 @@ impl Service<'_> {
             name,
             cluster_ip,
             target_port,
+            protocol,
+            spec,
             ..
         } = self;
         let mut annotations = String::new();
@@ -76,10 +84,10 @@ impl Service<'_> {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{namespace: shop, name: {name}, \
              annotations: {{{annotations}}}}}\nspec:\n  clusterIP: \"{cluster_ip}\"\n  \
-             clusterIPs: [\"{cluster_ip}\"]\n  ports: [{{name: http, port: 80, protocol: TCP}}]\n\
+             clusterIPs: [\"{cluster_ip}\"]\n  ports: [{{name: http, port: 80, protocol: {protocol}}}]\n  {spec}\n\
              ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{namespace: \
              shop, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}\n\
-             addressType: {family}\nports: [{{name: http, port: {target_port}, protocol: TCP}}]\n\
+             addressType: {family}\nports: [{{name: http, port: {target_port}, protocol: {protocol}}}]\n\
              endpoints:{endpoints}\n"
         )
     }

@@ -10,8 +10,8 @@ use aya::programs::links::FdLink;
 use aya::programs::{CgroupAttachMode, Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use shunt_common::{
-    Connection, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketEntry,
-    SocketKey, map,
+    Affinity, AffinityKey, Connection, Flows, Heartbeat, Node, ServiceEntry, ServiceKey,
+    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
@@ -22,42 +22,42 @@ use super::sys;
 /// The object that build.rs made.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-bpf.o"));
 
-/// A program and what it is for. They are attached in this order: what a
-/// connect relies on comes before the connect hooks.
+/// A program and what it is for. They are attached in this order: what a call
+/// relies on comes before the hooks that translate it.
 pub(super) struct ProgramRow {
     pub(super) name: &'static str,
     for_splicing: bool,
 }
 
-pub(super) const PROGRAMS: [ProgramRow; 6] = [
+const fn routing(name: &'static str) -> ProgramRow {
     ProgramRow {
-        name: "redirect",
+        name,
+        for_splicing: false,
+    }
+}
+
+const fn splicing(name: &'static str) -> ProgramRow {
+    ProgramRow {
+        name,
         for_splicing: true,
-    },
-    ProgramRow {
-        name: "sock_ops",
-        for_splicing: true,
-    },
-    ProgramRow {
-        name: "getpeername4",
-        for_splicing: false,
-    },
-    ProgramRow {
-        name: "getpeername6",
-        for_splicing: false,
-    },
-    ProgramRow {
-        name: "connect4",
-        for_splicing: false,
-    },
-    ProgramRow {
-        name: "connect6",
-        for_splicing: false,
-    },
+    }
+}
+
+pub(super) const PROGRAMS: [ProgramRow; 10] = [
+    splicing("redirect"),
+    splicing("sock_ops"),
+    routing("getpeername4"),
+    routing("getpeername6"),
+    routing("recvmsg4"),
+    routing("recvmsg6"),
+    routing("sendmsg4"),
+    routing("sendmsg6"),
+    routing("connect4"),
+    routing("connect6"),
 ];
 
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 11] = [
+const MAPS: [(&str, usize, usize); 13] = [
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -73,6 +73,12 @@ const MAPS: [(&str, usize, usize); 11] = [
     (map::HEARTBEAT, 4, size_of::<Heartbeat>()),
     (map::COUNTERS, 4, size_of::<u64>()),
     (map::CONNECTIONS, 4, size_of::<Connection>()),
+    (map::FLOWS, 4, size_of::<Flows>()),
+    (
+        map::AFFINITY,
+        size_of::<AffinityKey>(),
+        size_of::<Affinity>(),
+    ),
     (map::NAMESPACES, 16, size_of::<u64>()),
     (map::SOCKET_KEYS, 4, size_of::<SocketKey>()),
     (
@@ -154,7 +160,9 @@ impl<'a> Loader<'a> {
         self.check_layout()?;
         // The one sure way to know whether a helper can be used is to use it.
         match self.load_with(true) {
-            Err(LoadError::Program { program, .. }) if program.starts_with("connect") => {
+            Err(LoadError::Program { program, .. })
+                if program.starts_with("connect") || program.starts_with("sendmsg") =>
+            {
                 self.load_with(false)
             }
             result => result,
@@ -183,6 +191,7 @@ impl<'a> Loader<'a> {
 
     fn load_object(&self, can_refuse: bool, splicing: &Splicing) -> Result<Ebpf, LoadError> {
         let can_refuse = u8::from(can_refuse);
+        let host_netns = sys::netns_cookie().unwrap_or(0);
         let offsets = match splicing {
             Splicing::Available(offsets) => [
                 offsets.write_seq,
@@ -196,6 +205,7 @@ impl<'a> Loader<'a> {
         let mut loader = EbpfLoader::new();
         loader
             .override_global("CAN_REFUSE", &can_refuse, true)
+            .override_global("HOST_NETNS", &host_netns, true)
             .override_global("OFFSET_WRITE_SEQ", write_seq, true)
             .override_global("OFFSET_COPIED_SEQ", copied_seq, true)
             .override_global("OFFSET_RMEM_ALLOC", rmem_alloc, true)

@@ -1,7 +1,9 @@
-//! The few `bpf(2)` commands that aya has no function for.
+//! The few system calls that aya and std have no function for, most of them
+//! `bpf(2)` commands.
 
 use std::ffi::CString;
 use std::io;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -18,6 +20,29 @@ pub(super) struct LinkInfo {
     pub(super) program_id: u32,
     /// Id of the cgroup, which is its inode number; 0 once the cgroup is gone.
     pub(super) cgroup_id: u64,
+}
+
+/// Cookie of this process's network namespace (`SO_NETNS_COOKIE`, Linux 5.14):
+/// the host's, where the agent is meant to run.
+pub(super) fn netns_cookie() -> io::Result<u64> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: value and length are ours, and the length is that of the value.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(cookie)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Opens a pinned object.

@@ -45,7 +45,6 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
         source,
         policy: Policy {
             prefer: args.prefer,
-            ..Policy::default()
         },
         cgroup: args.cgroup,
         pins: args.pins.pins(),

@@ -40,7 +40,6 @@ pub(super) fn plan(args: &PlanArgs) -> Result<()> {
     }
     let policy = Policy {
         prefer: args.prefer,
-        ..Policy::default()
     };
     let report = report::routes(&plan_node(&state, &args.node, &policy));
     match args.output {

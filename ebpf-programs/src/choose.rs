@@ -1,0 +1,214 @@
+//! The routing table, and the choice of an endpoint from it.
+//!
+//! An entry that is replaced while it is read: the kernel gives the memory of a
+//! removed hash element to the next insertion at once, also while a program
+//! still holds a pointer to it (`kernel/bpf/hashtab.c`, `htab_map_delete_elem`
+//! and `free_htab_elem`). So an entry is copied, its slot is read, and then the
+//! entry is looked up again: only if it still names the same table was all of
+//! that one set. Otherwise once more, and then the call passes untouched.
+
+use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::btf_maps::{Array, HashMap};
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_boot_ns};
+use aya_ebpf::macros::btf_map;
+use aya_ebpf::programs::SockAddrContext;
+use shunt_common::{
+    Counter, Flags, Heartbeat, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange,
+    capacity,
+};
+
+use crate::affinity;
+
+const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+
+#[btf_map(name = "services")]
+static SERVICES: HashMap<ServiceKey, ServiceEntry, { capacity::SERVICES }, NO_PREALLOC> =
+    HashMap::new();
+
+#[btf_map(name = "slots")]
+static SLOTS: HashMap<SlotKey, Slot, { capacity::SLOTS }, NO_PREALLOC> = HashMap::new();
+
+/// For people; here so that one object holds all maps.
+#[btf_map(name = "names")]
+static NAMES: HashMap<ServiceKey, ServiceName, { capacity::SERVICES }, NO_PREALLOC> =
+    HashMap::new();
+
+/// For people.
+#[btf_map(name = "node")]
+static NODE: Array<shunt_common::Node, 1> = Array::new();
+
+#[btf_map(name = "heartbeat")]
+static HEARTBEAT: Array<Heartbeat, 1> = Array::new();
+
+/// More look-ups than a binary search of any tier takes:
+/// `capacity::SLOTS` is 2^19.
+const SEARCH_STEPS: u32 = 20;
+
+/// What the table says.
+pub(crate) enum Choice {
+    /// Go there; the counter says by what.
+    Endpoint(Slot, Counter, Splice),
+    Refuse,
+}
+
+/// Whether the Service asks for its connections to be spliced.
+pub(crate) type Splice = bool;
+
+/// Why a call passes untouched.
+pub(crate) enum Pass {
+    NotOurs,
+    NoEntry,
+    Verdict,
+    Stale,
+    Race,
+    NoStorage,
+}
+
+impl Pass {
+    /// `None` for what is not worth counting.
+    #[inline(always)]
+    pub(crate) fn counter(self) -> Option<Counter> {
+        match self {
+            Self::NotOurs => None,
+            Self::NoEntry => Some(Counter::PassedNoEntry),
+            Self::Verdict => Some(Counter::PassedVerdict),
+            Self::Stale => Some(Counter::PassedStale),
+            Self::Race => Some(Counter::PassedRace),
+            Self::NoStorage => Some(Counter::PassedNoStorage),
+        }
+    }
+}
+
+/// An endpoint of the Service port: that of `before` if it is still one, or the
+/// one that the client keeps to, or a random one of the first tier that has any.
+#[inline(always)]
+pub(crate) fn choose(
+    ctx: &SockAddrContext,
+    key: &ServiceKey,
+    before: Option<&Slot>,
+    now_ns: u64,
+) -> Result<Choice, Pass> {
+    match choose_once(ctx, key, before, now_ns) {
+        Err(Pass::Race) => choose_once(ctx, key, before, now_ns),
+        other => other,
+    }
+}
+
+/// Time since boot, ns.
+#[inline(always)]
+pub(crate) fn now_ns() -> u64 {
+    // SAFETY: the helper takes nothing and returns a number.
+    unsafe { bpf_ktime_get_boot_ns() }
+}
+
+#[inline(always)]
+fn choose_once(
+    ctx: &SockAddrContext,
+    key: &ServiceKey,
+    before: Option<&Slot>,
+    now_ns: u64,
+) -> Result<Choice, Pass> {
+    // SAFETY: the reference is only copied from; see the module's head for
+    // elements that are replaced meanwhile.
+    let entry = *unsafe { SERVICES.get(key) }.ok_or(Pass::NoEntry)?;
+    let heartbeat = HEARTBEAT.get(0).ok_or(Pass::Stale)?;
+    if heartbeat.is_stale(now_ns) {
+        return Err(Pass::Stale);
+    }
+    if entry.has(Flags::PASS) {
+        return Err(Pass::Verdict);
+    }
+    let before = before.or_else(|| affinity::recall(ctx, key, &entry, now_ns));
+    let mut counter = Counter::ConnectSame;
+    let mut slot = before.and_then(|slot| find(&entry, slot));
+    if slot.is_none()
+        && let Some(tier) = first_tier(&entry)
+    {
+        counter = scope_counter(tier.scope());
+        slot = Some(random(&entry, tier).ok_or(Pass::Race)?);
+    }
+    // Copied before the entry is looked at again.
+    let slot = slot.copied();
+    // SAFETY: as above.
+    let again = unsafe { SERVICES.get(key) }.ok_or(Pass::Race)?;
+    if again.table_id() != entry.table_id() {
+        return Err(Pass::Race);
+    }
+    let Some(slot) = slot else {
+        return Ok(Choice::Refuse);
+    };
+    affinity::keep(ctx, key, &entry, slot, now_ns);
+    Ok(Choice::Endpoint(slot, counter, entry.has(Flags::SPLICE)))
+}
+
+/// `None` if nothing is usable.
+#[inline(always)]
+fn first_tier(entry: &ServiceEntry) -> Option<&TierRange> {
+    if entry.has(Flags::REFUSE) {
+        return None;
+    }
+    entry.tiers().iter().find(|tier| tier.count() > 0)
+}
+
+#[inline(always)]
+fn random(entry: &ServiceEntry, tier: &TierRange) -> Option<&'static Slot> {
+    slot(entry, tier.start() + random_below(tier.count()))
+}
+
+/// The slot of an endpoint, if it is in the set: each tier is a part of the
+/// next, so that the last one has all, sorted.
+#[inline(always)]
+fn find(entry: &ServiceEntry, wanted: &Slot) -> Option<&'static Slot> {
+    let tier = last_tier(entry)?;
+    let (mut low, mut high) = (0, tier.count());
+    for _ in 0..SEARCH_STEPS {
+        if low >= high {
+            break;
+        }
+        let middle = (low + high) / 2;
+        if slot(entry, tier.start() + middle)?.is_before(wanted) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    let slot = slot(entry, tier.start() + low)?;
+    let found = low < tier.count() && slot.is_at(wanted.address(), wanted.port());
+    found.then_some(slot)
+}
+
+#[inline(always)]
+fn last_tier(entry: &ServiceEntry) -> Option<&TierRange> {
+    if entry.has(Flags::REFUSE) {
+        return None;
+    }
+    entry.tiers().iter().rev().find(|tier| tier.count() > 0)
+}
+
+/// If the element is replaced while it is read, the second look at the entry
+/// finds out.
+#[inline(always)]
+fn slot(entry: &ServiceEntry, index: u32) -> Option<&'static Slot> {
+    // SAFETY: the kernel keeps the memory of an element, if not its content,
+    // until the program ends.
+    unsafe { SLOTS.get(SlotKey::new(entry.table_id(), index)) }
+}
+
+/// A number in [0, `count`), by multiplication, since a division would bring the
+/// code of its panic along.
+#[inline(always)]
+fn random_below(count: u32) -> u32 {
+    // SAFETY: the helper takes nothing and returns a number.
+    let random = unsafe { bpf_get_prandom_u32() };
+    ((u64::from(random) * u64::from(count)) >> 32) as u32
+}
+
+#[inline(always)]
+fn scope_counter(scope: u32) -> Counter {
+    match scope {
+        0 => Counter::ConnectNode,
+        1 => Counter::ConnectZone,
+        2 => Counter::ConnectCluster,
+        _ => Counter::ConnectHints,
+    }
+}
