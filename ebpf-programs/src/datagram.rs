@@ -81,7 +81,7 @@ fn try_send(ctx: &SockAddrContext, family: Family) -> Result<Sent, Pass> {
     }
     let now_ns = now_ns();
     let before = flow_in_use(ctx, &key, now_ns);
-    let Choice::Endpoint(slot, counter, _) = choose(ctx, &key, before, now_ns)? else {
+    let Choice::Endpoint(slot, counter, _) = choose(ctx, &key, before.as_ref(), now_ns)? else {
         return Ok(Sent::Refused);
     };
     note_flow(ctx, Flow::new(key, slot, now_ns))?;
@@ -120,13 +120,15 @@ fn connected_to(ctx: &SockAddrContext, key: &ServiceKey) -> Option<Address> {
     })
 }
 
+/// A copy of the endpoint of the flow: the verifier would walk the rest of the
+/// program once for each place that a reference could point to.
 #[inline(always)]
-fn flow_in_use(ctx: &SockAddrContext, key: &ServiceKey, now_ns: u64) -> Option<&'static Slot> {
+fn flow_in_use(ctx: &SockAddrContext, key: &ServiceKey, now_ns: u64) -> Option<Slot> {
     // SAFETY: the socket is the context's.
     let flows = unsafe { storage::get(&FLOWS, socket(ctx)) }?;
     // SAFETY: the storage lives as long as the socket.
     let flow = unsafe { &*flows }.newest(key)?;
-    (now_ns - flow.used_ns() < IDLE_NS).then(|| flow.endpoint())
+    (now_ns - flow.used_ns() < IDLE_NS).then(|| *flow.endpoint())
 }
 
 #[inline(always)]
