@@ -64,7 +64,8 @@ fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
     let protocol = protocol(ctx).ok_or(Pass::NotOurs)?;
     forget_connection(ctx);
     let target = family.read(ctx);
-    if target.ip == SELF_CHECK_ADDRESS && target.port == SELF_CHECK_PORT {
+    let is_self_check = target.ip == SELF_CHECK_ADDRESS && target.port == SELF_CHECK_PORT;
+    if is_self_check && protocol == ServiceKey::TCP {
         return Ok(Verdict::SelfCheck);
     }
     let key = ServiceKey::new(target.ip, target.port, protocol);

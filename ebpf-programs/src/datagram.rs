@@ -63,6 +63,8 @@ fn send(ctx: &SockAddrContext, family: Family) -> i32 {
         Ok(Sent::Along) => {}
         Ok(Sent::Chosen { counter, local }) => count_endpoint(counter, local),
         Ok(Sent::Refused) => return refuse(Counter::Refused),
+        // Unlike connects, these come by the thousand.
+        Err(Pass::NoEntry) => {}
         Err(pass) => count_pass(pass),
     }
     PROCEED

@@ -29,9 +29,10 @@ pub(super) fn parse(text: &str) -> Vec<Document> {
         }
         documents.push(match parse_document(text) {
             Ok(objects) => Document::Objects(objects),
-            Err(error) => Document::Unreadable(format!(
-                "document {} (from line {line}) is not valid YAML or JSON: {error}",
-                index + 1
+            Err(_) => Document::Unreadable(format!(
+                "document {} is not valid YAML or JSON: {}",
+                index + 1,
+                explain(text, line)
             )),
         });
     }
@@ -59,17 +60,27 @@ fn is_blank(text: &str) -> bool {
         .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
 }
 
-fn parse_document(text: &str) -> Result<Vec<Result<Object, Rejected>>, String> {
+fn parse_document(text: &str) -> Result<Vec<Result<Object, Rejected>>, Box<serde_saphyr::Error>> {
     // JSON is YAML, but its own parser is faster, and large lists are JSON.
-    let value: Value = if text.trim_start().starts_with('{') {
-        serde_json::from_str(text)
-            .or_else(|_| serde_saphyr::from_str(text).map_err(|error| error.to_string()))?
-    } else {
-        serde_saphyr::from_str(text).map_err(|error| error.to_string())?
+    let value: Value = match serde_json::from_str(text) {
+        Ok(value) => value,
+        Err(_) => serde_saphyr::from_str(text)?,
     };
     let mut objects = Vec::new();
     collect(value, &mut objects);
     Ok(objects)
+}
+
+/// What is wrong, on one line, with the line of the file and not that of the
+/// document.
+fn explain(text: &str, first_line: usize) -> String {
+    let whole = "\n".repeat(first_line - 1) + text;
+    let error = match serde_saphyr::from_str::<Value>(&whole) {
+        Ok(_) => return format!("see from line {first_line}"),
+        Err(error) => error.to_string(),
+    };
+    let line = error.lines().next().unwrap_or_default();
+    line.trim_start_matches("error: ").to_owned()
 }
 
 fn collect(value: Value, objects: &mut Vec<Result<Object, Rejected>>) {
@@ -176,7 +187,7 @@ mod tests {
             (3, "Service default/cart", "Service default/cart")
         );
         assert!(
-            found[1].starts_with("unreadable: document 3 (from line 8) is not valid"),
+            found[1].starts_with("unreadable: document 3 is not valid YAML or JSON: line 8 "),
             "{found:?}"
         );
     }
