@@ -29,6 +29,19 @@ impl Node {
     /// Starts the agent in the host network, with everything that is the
     /// node's own: manifests, cgroup, pins.
     pub fn agent(&self, args: &[&str]) -> Result<Agent> {
+        let mut command = self.command(shunt()?);
+        command.args(["agent", "--from"]).arg(self.manifests());
+        self.start_agent(command, args)
+    }
+
+    /// As [`Node::agent`], but it watches the API server of a kubeconfig.
+    pub fn agent_of_cluster(&self, kubeconfig: &Path, args: &[&str]) -> Result<Agent> {
+        let mut command = self.command(shunt()?);
+        command.arg("agent").env("KUBECONFIG", kubeconfig);
+        self.start_agent(command, args)
+    }
+
+    fn start_agent(&self, mut command: Command, args: &[&str]) -> Result<Agent> {
         let log = self.folder().join("agent.log");
         // Appending keeps the words of the agents before it.
         let file = File::options()
@@ -37,11 +50,8 @@ impl Node {
             .open(&log)
             .with_context(|| format!("open {}", log.display()))?;
         let length = file.metadata().context("length of the log")?.len();
-        let child = self
-            .command(shunt()?)
-            .args(["agent", "--node-name", self.name()])
-            .arg("--from")
-            .arg(self.manifests())
+        let child = command
+            .args(["--node-name", self.name()])
             .arg("--cgroup")
             .arg(self.node_cgroup())
             .arg("--pins")

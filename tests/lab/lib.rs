@@ -29,6 +29,7 @@ mod process;
 
 mod agent;
 mod kube_proxy;
+pub mod kubernetes;
 
 pub mod cleanup;
 

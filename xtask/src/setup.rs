@@ -4,6 +4,7 @@
 //! this machine has; [`plan`] decides, without looking at anything itself,
 //! which steps follow; [`step`] does them.
 
+mod kubernetes;
 mod machine;
 mod plan;
 mod requirement;

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let needs: &[Need] = if args.unit {
         &[Need::Build]
     } else {
-        &[Need::Build, Need::Lab, Need::Test]
+        &[Need::Build, Need::Lab, Need::Test, Need::Kubernetes]
     };
     ensure_installed(needs)?;
     if !args.root {

@@ -20,6 +20,7 @@ pub(super) struct Machine {
     pub(super) packages: Option<BTreeMap<String, Package>>,
     pub(super) user: User,
     pub(super) rustup: bool,
+    pub(super) go: bool,
     /// `cargo binstall`, which fetches programs that are built already.
     pub(super) binstall: bool,
 }
@@ -47,6 +48,7 @@ impl Machine {
             packages: is_installed("apt-get").then(apt_packages),
             user: if is_root() { User::Root } else { User::Other },
             rustup: is_installed("rustup"),
+            go: is_installed("go"),
             binstall: is_installed("cargo-binstall"),
         }
     }

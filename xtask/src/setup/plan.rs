@@ -76,12 +76,18 @@ impl Plan {
                 name,
                 toolchain: None,
             },
+            (Install::Kubernetes, _) => Step::Kubernetes,
             (Install::ByHand, _) => return self.advise(requirement),
             (Install::Compiler | Install::BpfClippy, Way::Debian) | (Install::Packages(_), _) => {
                 return;
             }
         };
-        if machine.rustup || matches!(step, Step::Linker(_)) {
+        let possible = match step {
+            Step::Linker(_) => true,
+            Step::Kubernetes => machine.go,
+            _ => machine.rustup,
+        };
+        if possible {
             self.steps.push(step);
         } else {
             self.advise(requirement);

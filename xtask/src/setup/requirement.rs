@@ -17,6 +17,8 @@ pub(crate) enum Need {
     Lab,
     /// The tests beside the lab.
     Test,
+    /// The tests with a real Kubernetes control plane.
+    Kubernetes,
 }
 
 /// One thing that has to be there.
@@ -46,6 +48,8 @@ pub(super) enum Install {
     Component(&'static str),
     /// Debian packages.
     Packages(&'static [&'static str]),
+    /// Kubernetes' own programs, from their Go modules in `tests/kube`.
+    Kubernetes,
     /// Not from here; what needs it fails by itself.
     ByHand,
 }
@@ -142,11 +146,26 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         install: Install::ByHand,
         advice: "see https://kubernetes.io/docs/tasks/tools/",
     },
+    Requirement {
+        name: "Kubernetes",
+        purpose: "is the API server that tests run the agent against",
+        need: Need::Kubernetes,
+        probe: || lab::kubernetes::programs().is_ok_and(|folder| folder.is_dir()),
+        install: Install::Kubernetes,
+        advice: "install Go 1.26 or newer (https://go.dev/doc/install) and run this again, or name \
+                 a folder with the programs in SHUNT_KUBE_DIR",
+    },
 ];
 
 impl Need {
     /// All of them.
-    pub(crate) const ALL: &[Self] = &[Self::Build, Self::Lint, Self::Lab, Self::Test];
+    pub(crate) const ALL: &[Self] = &[
+        Self::Build,
+        Self::Lint,
+        Self::Lab,
+        Self::Test,
+        Self::Kubernetes,
+    ];
 }
 
 fn has_bpf_clippy() -> bool {

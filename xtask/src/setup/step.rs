@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use super::kubernetes;
 use crate::command::{announce, command, run, text};
 
 /// The version of bpf-linker that is known to work with the compilers.
@@ -29,6 +30,8 @@ pub(super) enum Step {
     },
     /// bpf-linker.
     Linker(LinkerFrom),
+    /// Kubernetes' own programs.
+    Kubernetes,
 }
 
 /// Where bpf-linker comes from.
@@ -46,40 +49,17 @@ impl Step {
     /// Does it, with its output on the terminal.
     pub(super) fn run(&self) -> Result<()> {
         announce(&self.to_string());
-        let result = run(&mut self.command());
         match self {
-            Self::Linker(LinkerFrom::OtherLlvm) => result.context(
+            Self::Packages(packages) => run(&mut install(packages)),
+            Self::Nightly => run(&mut nightly()),
+            Self::Component { name, toolchain } => run(&mut component(name, *toolchain)),
+            Self::Linker(LinkerFrom::OtherLlvm) => run(&mut linker(LinkerFrom::OtherLlvm)).context(
                 "bpf-linker could not be built: it needs the LLVM that its features name, with \
                  headers. Easier is its release: `cargo binstall bpf-linker`, or a file from \
                  https://github.com/aya-rs/bpf-linker/releases on the PATH",
             ),
-            _ => result,
-        }
-    }
-
-    /// The command that does it.
-    pub(super) fn command(&self) -> Command {
-        match self {
-            Self::Packages(packages) => {
-                let mut command = apt(&["install", "-y", "--no-install-recommends"]);
-                command.args(packages);
-                command
-            }
-            Self::Nightly => {
-                let mut command = command("rustup");
-                command.args(["toolchain", "install", "nightly", "--profile", "minimal"]);
-                command.args(["--component", "rust-src"]);
-                command
-            }
-            Self::Component { name, toolchain } => {
-                let mut command = command("rustup");
-                command.args(["component", "add", name]);
-                if let Some(toolchain) = toolchain {
-                    command.args(["--toolchain", toolchain]);
-                }
-                command
-            }
-            Self::Linker(from) => linker(*from),
+            Self::Linker(from) => run(&mut linker(*from)),
+            Self::Kubernetes => kubernetes::build(),
         }
     }
 }
@@ -99,6 +79,11 @@ impl fmt::Display for Step {
                     toolchain.unwrap_or("the toolchain in use")
                 )
             }
+            Self::Kubernetes => write!(
+                f,
+                "building etcd and the programs of Kubernetes {} (about 10 minutes, once a machine)",
+                lab::kubernetes::VERSION
+            ),
             Self::Linker(LinkerFrom::Release) => {
                 write!(f, "installing bpf-linker {LINKER_VERSION}")
             }
@@ -120,11 +105,33 @@ pub(super) fn update_package_lists() -> Result<()> {
 
 /// What root would type for a step of apt.
 pub(super) fn as_root(packages: &BTreeSet<&'static str>) -> String {
-    let install = text(&Step::Packages(packages.clone()).command());
+    let install = text(&install(packages));
     format!(
         "apt-get update && {}",
         install.replace(&format!(" -o {LOCK_TIMEOUT}"), "")
     )
+}
+
+fn install(packages: &BTreeSet<&'static str>) -> Command {
+    let mut command = apt(&["install", "-y", "--no-install-recommends"]);
+    command.args(packages);
+    command
+}
+
+fn nightly() -> Command {
+    let mut command = command("rustup");
+    command.args(["toolchain", "install", "nightly", "--profile", "minimal"]);
+    command.args(["--component", "rust-src"]);
+    command
+}
+
+fn component(name: &str, toolchain: Option<&str>) -> Command {
+    let mut command = command("rustup");
+    command.args(["component", "add", name]);
+    if let Some(toolchain) = toolchain {
+        command.args(["--toolchain", toolchain]);
+    }
+    command
 }
 
 fn apt(args: &[&str]) -> Command {

@@ -174,3 +174,16 @@ fn each_requirement_has_a_name_of_its_own_and_advice() {
             .all(|it| !it.advice.is_empty() && Need::ALL.contains(&it.need))
     );
 }
+
+#[test]
+fn kubernetes_is_built_where_there_is_go_and_asked_for_elsewhere() {
+    let mut machine = debian(Package::Installed, User::Root);
+    let advice = lines(&machine, &["Kubernetes"]);
+    assert!(
+        matches!(&advice[..], [line] if line.contains("install Go")),
+        "{advice:?}"
+    );
+    machine.go = true;
+    let plan = plan(&machine, &requirements(&["Kubernetes"]));
+    assert_eq!(plan.steps, [Step::Kubernetes]);
+}

@@ -1,0 +1,203 @@
+//! The agent against a real API server.
+#![expect(clippy::unwrap_used, reason = "a test fails this way")]
+
+use std::fs;
+use std::process::Command;
+
+use lab::fixture::{PATIENCE, READY, Service, json, live_endpoints, stderr, wait_until};
+use lab::kubernetes::ControlPlane;
+use lab::{Lab, Node, Place as _, Pod, Server};
+use serde_json::Value;
+
+const CART: &str = "10.96.0.10:80";
+
+const NODES: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/zone: z1}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n2, labels: {topology.kubernetes.io/zone: z2}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+";
+
+/// Two nodes with a server each, and a client on the first.
+struct Stage {
+    n1: Node,
+    _n2: Node,
+    client: Pod,
+    near: Pod,
+    far: Pod,
+    _running: [Server; 2],
+}
+
+impl Stage {
+    fn new(lab: &mut Lab) -> Self {
+        let (n1, n2) = (lab.node("n1").unwrap(), lab.node("n2").unwrap());
+        let client = n1.pod("client", None).unwrap();
+        let (near, far) = (n1.pod("near", None).unwrap(), n2.pod("far", None).unwrap());
+        let running = [&near, &far].map(|pod| pod.serve("0.0.0.0:8080", pod.name()).unwrap());
+        Self {
+            n1,
+            _n2: n2,
+            client,
+            near,
+            far,
+            _running: running,
+        }
+    }
+
+    /// The Service with the far endpoint, and the near one if it is asked for.
+    fn manifest(&self, with_near: bool) -> String {
+        let mut endpoints = vec![(self.far.ipv4().into(), "n2")];
+        if with_near {
+            endpoints.push((self.near.ipv4().into(), "n1"));
+        }
+        Service {
+            endpoints,
+            ..Service::default()
+        }
+        .yaml()
+    }
+
+    fn answer(&self) -> String {
+        self.client.connect(CART).unwrap().id.unwrap()
+    }
+}
+
+#[test]
+fn the_agent_follows_the_api_server_also_over_its_restart() {
+    let mut lab = Lab::new("api").unwrap();
+    let stage = Stage::new(&mut lab);
+    let mut plane = ControlPlane::start(&stage.n1).unwrap();
+    plane.apply(NODES).unwrap();
+    plane.apply(&stage.manifest(true)).unwrap();
+    let mut agent = stage.n1.agent_of_cluster(plane.kubeconfig(), &[]).unwrap();
+    agent.wait_for_log(READY, PATIENCE).unwrap();
+    assert_eq!(stage.answer(), "near");
+    assert_eq!(json(&stage.n1, &["routes"])["zone"], "z1");
+
+    plane.apply(&stage.manifest(false)).unwrap();
+    wait_until("the near endpoint is gone", || stage.answer() == "far");
+
+    plane.stop_api_server();
+    assert_eq!(stage.answer(), "far");
+    plane.start_api_server().unwrap();
+    plane.apply(&stage.manifest(true)).unwrap();
+    wait_until("the near endpoint is back", || stage.answer() == "near");
+
+    plane
+        .kubectl(&["-n", "shop", "delete", "service", "cart"])
+        .unwrap();
+    wait_until("the Service is kube-proxy's", || {
+        live_endpoints(&stage.n1, "shop/cart", "cluster").is_empty()
+    });
+}
+
+#[test]
+fn the_live_table_is_the_plan_of_what_the_server_holds() {
+    let mut lab = Lab::new("apiplan").unwrap();
+    let stage = Stage::new(&mut lab);
+    let plane = ControlPlane::start(&stage.n1).unwrap();
+    plane.apply(NODES).unwrap();
+    plane.apply(&stage.manifest(true)).unwrap();
+    let service = |name: &str, spec: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{namespace: shop, name: {name}}}\n\
+             spec: {{{spec}, ports: [{{port: 53, protocol: UDP}}]}}\n"
+        )
+    };
+    let others = [
+        service("dual", "ipFamilyPolicy: PreferDualStack"),
+        service("none", "clusterIP: None"),
+        service("away", "type: ExternalName, externalName: shop.example.org"),
+        service(
+            "sticky",
+            "sessionAffinity: ClientIP, internalTrafficPolicy: Local",
+        ),
+        service("near", "trafficDistribution: PreferClose"),
+        service("outside", "type: NodePort"),
+    ];
+    plane.apply(&others.concat()).unwrap();
+    let mut agent = stage.n1.agent_of_cluster(plane.kubeconfig(), &[]).unwrap();
+    agent.wait_for_log(READY, PATIENCE).unwrap();
+
+    let kinds = "services,endpointslices,nodes";
+    let all = plane
+        .kubectl(&["get", kinds, "--all-namespaces", "-o", "yaml"])
+        .unwrap();
+    stage.n1.write_manifest("all.yaml", &all).unwrap();
+    let plan = Command::new(lab::target_binary("shunt", "SHUNT_BIN").unwrap())
+        .args(["plan", "--node", "n1", "-o", "json", "--from"])
+        .arg(stage.n1.manifests())
+        .output()
+        .unwrap();
+    assert!(plan.status.success(), "{}", stderr(&plan));
+    let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(json(&stage.n1, &["routes"]), plan);
+    let names = plan["routes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["service"].as_str().unwrap());
+    // With the API server's own, in the namespace `default`.
+    let expected = [
+        "kubernetes",
+        "cart",
+        "dual",
+        "dual",
+        "near",
+        "outside",
+        "sticky",
+    ];
+    assert_eq!(names.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn the_cluster_role_of_deploy_is_enough_and_all_of_it_is_needed() {
+    let mut lab = Lab::new("rbac").unwrap();
+    let stage = Stage::new(&mut lab);
+    let plane = ControlPlane::start(&stage.n1).unwrap();
+    plane.apply(NODES).unwrap();
+    plane.apply(&stage.manifest(true)).unwrap();
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base");
+    // The whole of it, which the server's validation has to accept.
+    let rendered = plane.kubectl(&["kustomize", base]).unwrap();
+    plane.apply(&rendered).unwrap();
+    let token = plane
+        .kubectl(&["-n", "shunt-system", "create", "token", "shunt"])
+        .unwrap();
+    let kubeconfig = lab.folder().join("shunt.kubeconfig");
+    plane.write_kubeconfig(&kubeconfig, token.trim()).unwrap();
+    let rights = |resources: &str| {
+        let patch =
+            format!(r#"[{{"op":"replace","path":"/rules/1/resources","value":["{resources}"]}}]"#);
+        let args = [
+            "patch",
+            "clusterrole",
+            "shunt",
+            "--type=json",
+            "--patch",
+            &patch,
+        ];
+        plane.kubectl(&args).unwrap();
+    };
+
+    rights("none");
+    let mut agent = stage.n1.agent_of_cluster(&kubeconfig, &[]).unwrap();
+    agent.wait_for_log("kind=EndpointSlice", PATIENCE).unwrap();
+    assert!(!agent.read_log().contains(READY), "{}", agent.read_log());
+    rights("endpointslices");
+
+    agent.wait_for_log(READY, PATIENCE).unwrap();
+    assert_eq!(stage.answer(), "near");
+    assert_eq!(
+        fs::read_dir(stage.n1.manifests()).unwrap().count(),
+        0,
+        "nothing else was read"
+    );
+}
