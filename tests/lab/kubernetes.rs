@@ -261,6 +261,6 @@ mod tests {
     #[test]
     fn the_version_is_that_of_the_module() {
         let module = include_str!("../kube/kubernetes/go.mod");
-        assert!(module.contains(&format!("k8s.io/kubernetes v{}\n", super::VERSION)));
+        assert!(module.contains(&format!("k8s.io/kubernetes v{}", super::VERSION)));
     }
 }
