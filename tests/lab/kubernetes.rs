@@ -1,10 +1,14 @@
-//! A real Kubernetes control plane on a lab node: etcd and kube-apiserver.
+//! A real Kubernetes control plane on a lab node: etcd and kube-apiserver; and
+//! the real kube-proxy, which it judges shunt by ([`choices`]).
 //!
 //! The programs come from `tests/kube`; `cargo xtask setup` builds them once a
 //! machine. They run in the node's network namespace and cgroup, so that they
 //! end with the lab, whatever end its owner comes to.
 
 mod certificates;
+
+pub mod choices;
+mod proxy;
 
 use std::env;
 use std::fs::{self, File};
@@ -17,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use self::certificates::Certificates;
+pub use self::proxy::{KubeProxy, ProxyMode};
 use crate::lab::create_folder;
 use crate::node::Node;
 use crate::place::Place;
@@ -37,6 +42,7 @@ const PORT: u16 = 6443;
 /// Only a hang takes this long.
 const PATIENCE: Duration = Duration::from_secs(120);
 const ADMIN_TOKEN: &str = "admin-of-the-lab";
+const PROXY_TOKEN: &str = "kube-proxy-of-the-lab";
 
 /// Where the programs are: `SHUNT_KUBE_DIR`, or a folder for this version in the
 /// user's cache.
@@ -75,7 +81,11 @@ impl<'a> ControlPlane<'a> {
         let certificates = Certificates::create(&folder, node.ipv4().into())?;
         fs::write(
             folder.join("tokens"),
-            format!("{ADMIN_TOKEN},admin,admin,system:masters\n"),
+            // The API server's own roles name this user.
+            format!(
+                "{ADMIN_TOKEN},admin,admin,system:masters\n\
+                 {PROXY_TOKEN},system:kube-proxy,kube-proxy\n"
+            ),
         )
         .context("write the tokens")?;
         let etcd = start(node, &folder, "etcd", &etcd_arguments(&folder))?;
@@ -132,25 +142,20 @@ impl<'a> ControlPlane<'a> {
         let arguments = self.api_server_arguments();
         let mut running = start(self.node, &self.folder, "kube-apiserver", &arguments)?;
         let deadline = Instant::now() + PATIENCE;
+        let log = || log_end(&self.folder, "kube-apiserver");
         while self.kubectl(&["get", "--raw", "/readyz"]).is_err() {
             if let Some(status) = running.0.try_wait().context("look after kube-apiserver")? {
-                bail!(
-                    "kube-apiserver ended ({status}): {}",
-                    self.log("kube-apiserver")
-                );
+                bail!("kube-apiserver ended ({status}): {}", log());
             }
-            ensure!(
-                Instant::now() < deadline,
-                "kube-apiserver is not ready: {}",
-                self.log("kube-apiserver")
-            );
+            ensure!(Instant::now() < deadline, "kube-apiserver hangs: {}", log());
             thread::sleep(Duration::from_millis(100));
         }
         self.api_server = Some(running);
         Ok(())
     }
 
-    fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
+    /// As [`ControlPlane::kubectl`], with standard input.
+    pub fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
         let mut child = self
             .node
             .command(programs()?.join("kubectl"))
@@ -207,14 +212,14 @@ impl<'a> ControlPlane<'a> {
             "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112".to_owned(),
         ]
     }
+}
 
-    /// The end of a program's log, for errors.
-    fn log(&self, program: &str) -> String {
-        let log = fs::read(self.folder.join(format!("{program}.log"))).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log).into_owned();
-        let lines: Vec<_> = log.lines().rev().take(20).collect();
-        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
-    }
+/// The end of a program's log, for errors.
+fn log_end(folder: &Path, program: &str) -> String {
+    let log = fs::read(folder.join(format!("{program}.log"))).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log).into_owned();
+    let lines: Vec<_> = log.lines().rev().take(20).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
 fn etcd_arguments(folder: &Path) -> Vec<String> {

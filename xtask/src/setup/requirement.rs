@@ -127,7 +127,7 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         purpose: "stands in for kube-proxy in the lab",
         need: Need::Lab,
         probe: || is_installed("iptables-restore") && is_installed("ip6tables-restore"),
-        install: Install::Packages(&["iptables", "nftables"]),
+        install: Install::Packages(&["iptables"]),
         advice: "install iptables (`iptables-restore` and `ip6tables-restore` must be on the PATH)",
     },
     Requirement {
@@ -147,8 +147,16 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         advice: "see https://kubernetes.io/docs/tasks/tools/",
     },
     Requirement {
+        name: "nft",
+        purpose: "writes kube-proxy's rules, and shows them to tests",
+        need: Need::Kubernetes,
+        probe: || is_installed("nft"),
+        install: Install::Packages(&["nftables"]),
+        advice: "install nftables (`nft` must be on the PATH)",
+    },
+    Requirement {
         name: "Kubernetes",
-        purpose: "is the API server that tests run the agent against",
+        purpose: "API server and kube-proxy, which tests hold the agent against",
         need: Need::Kubernetes,
         probe: || lab::kubernetes::programs().is_ok_and(|folder| folder.is_dir()),
         install: Install::Kubernetes,

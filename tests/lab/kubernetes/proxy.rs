@@ -1,0 +1,136 @@
+//! The real kube-proxy on a lab node.
+
+use std::fs;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{ControlPlane, PATIENCE, Running, choices, log_end, start};
+use crate::node::Node;
+use crate::place::Place;
+
+const PROGRAM: &str = "kube-proxy";
+
+/// What kube-proxy writes its rules with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyMode {
+    /// nftables.
+    Nftables,
+    /// iptables.
+    Iptables,
+}
+
+/// A running kube-proxy. Dropping it ends it; its rules stay, as always.
+pub struct KubeProxy<'a> {
+    node: &'a Node,
+    running: Running,
+}
+
+impl ControlPlane<'_> {
+    /// Starts kube-proxy on a node, whose Node object must be there, and waits
+    /// until it has written its rules for both families.
+    pub fn kube_proxy<'a>(&self, node: &'a Node, mode: ProxyMode) -> Result<KubeProxy<'a>> {
+        self.publish_addresses(node)?;
+        let kubeconfig = node.folder().join("kube-proxy.kubeconfig");
+        self.write_kubeconfig(&kubeconfig, super::PROXY_TOKEN)?;
+        let config = node.folder().join("kube-proxy.yaml");
+        let text = configuration(node, &kubeconfig.display().to_string(), mode);
+        fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
+        let arguments = [format!("--config={}", config.display())];
+        let running = start(node, node.folder(), PROGRAM, &arguments)?;
+        let mut proxy = KubeProxy { node, running };
+        proxy.wait_for_rules(mode)?;
+        Ok(proxy)
+    }
+
+    /// What a kubelet would do, and what kube-proxy waits for.
+    fn publish_addresses(&self, node: &Node) -> Result<()> {
+        let address = |text: String| format!(r#"{{"type":"InternalIP","address":"{text}"}}"#);
+        let (v4, v6) = (node.ipv4().to_string(), node.ipv6().to_string());
+        let patch = format!(
+            r#"{{"status":{{"addresses":[{},{}]}}}}"#,
+            address(v4),
+            address(v6)
+        );
+        let args = ["patch", "node", node.name(), "--subresource=status"];
+        self.kubectl(&[&args[..], &["--type=merge", "--patch", &patch]].concat())
+            .map(drop)
+    }
+}
+
+impl KubeProxy<'_> {
+    /// What its nftables rules do with each ClusterIP.
+    pub fn choices(&self) -> Result<choices::Choices> {
+        choices::read(self.node)
+    }
+
+    fn wait_for_rules(&mut self, mode: ProxyMode) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let log = || log_end(self.node.folder(), PROGRAM);
+        while !has_rules(self.node, mode)? {
+            if let Some(status) = self.running.0.try_wait().context("look after kube-proxy")? {
+                bail!("kube-proxy ended ({status}): {}", log());
+            }
+            ensure!(Instant::now() < deadline, "no rules yet: {}", log());
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+/// Whether both families have what is written only together with the rules of
+/// all Services.
+fn has_rules(node: &Node, mode: ProxyMode) -> Result<bool> {
+    let (programs, needle): ([&[&str]; 2], _) = match mode {
+        ProxyMode::Nftables => (
+            [
+                &["nft", "list", "map", "ip", "kube-proxy", "service-ips"],
+                &["nft", "list", "map", "ip6", "kube-proxy", "service-ips"],
+            ],
+            "service-ips",
+        ),
+        // The chain itself is there a little earlier.
+        ProxyMode::Iptables => (
+            [
+                &["iptables-save", "-t", "nat"],
+                &["ip6tables-save", "-t", "nat"],
+            ],
+            "-A KUBE-SERVICES ",
+        ),
+    };
+    for command in programs {
+        let output = node
+            .command(command[0])
+            .args(&command[1..])
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("run {}", command[0]))?;
+        if !String::from_utf8_lossy(&output.stdout).contains(needle) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn configuration(node: &Node, kubeconfig: &str, mode: ProxyMode) -> String {
+    let mode = match mode {
+        ProxyMode::Nftables => "nftables",
+        ProxyMode::Iptables => "iptables",
+    };
+    let (name, address) = (node.name(), node.ipv4());
+    // The limits of conntrack are the machine's, and not a namespace's to set.
+    format!(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+         kind: KubeProxyConfiguration\n\
+         mode: {mode}\n\
+         hostnameOverride: {name}\n\
+         bindAddress: {address}\n\
+         healthzBindAddress: 127.0.0.1:10256\n\
+         metricsBindAddress: 127.0.0.1:10249\n\
+         clusterCIDR: '10.244.0.0/16,fd00:10:244::/48'\n\
+         clientConnection: {{kubeconfig: '{kubeconfig}'}}\n\
+         conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}\n"
+    )
+}
