@@ -88,8 +88,8 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// Its name.
     pub name: ObjectName,
-    /// Label `kubernetes.io/service-name`; a slice without it, or one that is
-    /// not kube-proxy's to read, belongs to no Service.
+    /// Label `kubernetes.io/service-name`; a slice without it, or one of a
+    /// headless Service, belongs to no Service.
     pub service: Option<Arc<str>>,
     /// The family of its addresses.
     pub is_ipv6: bool,

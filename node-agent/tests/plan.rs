@@ -151,6 +151,20 @@ fn what_shunt_does_not_capture_is_not_listed() {
     assert_eq!(routes(NODES_AND_SLICE, Prefer::Node), [""; 0]);
 }
 
+/// The label of another proxy stays on slices a while after the Service lost it.
+#[test]
+fn of_the_labels_that_are_copied_to_slices_only_headless_counts() {
+    let routes = |label: &str| {
+        let labelled = format!("labels: {{{label}: other, kubernetes.io");
+        let manifests = NODES_AND_SLICE.replace("labels: {kubernetes.io", &labelled);
+        routes(&format!("{manifests}{}", service("", "")), Prefer::Zone)
+    };
+    let all = "cart:80 balance zone zone[5,7] cluster[5,7,9]";
+    assert_eq!(routes("service.kubernetes.io/service-proxy-name"), [all]);
+    let none = "cart:80 refuse zone zone[] cluster[]";
+    assert_eq!(routes("service.kubernetes.io/headless"), [none]);
+}
+
 #[test]
 fn a_service_without_endpoints_refuses() {
     let expected = "cart:80 refuse node node[] zone[] cluster[]";

@@ -28,7 +28,7 @@ pub const MODE: &str = "shunt.dev/mode";
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// Any value of this label gives the object to another proxy
+/// Any value of this label gives a Service to another proxy
 /// (`pkg/proxy/apis/well_known_labels.go` in kubernetes/kubernetes).
 pub const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// On an EndpointSlice of a headless Service.
@@ -117,15 +117,11 @@ pub fn service(service: core::Service) -> Result<Service, Rejected> {
 /// kube-proxy reads.
 pub fn endpoint_slice(slice: discovery::EndpointSlice) -> Result<Option<EndpointSlice>, Rejected> {
     let name = object_name(&slice.metadata);
-    let has = |label| {
-        slice
-            .metadata
-            .labels
-            .as_ref()
-            .is_some_and(|all| all.contains_key(label))
-    };
-    let foreign = has(PROXY_NAME) || has(HEADLESS);
-    let service_name = owner(&slice.metadata).filter(|_| !foreign);
+    let labels = slice.metadata.labels.as_ref();
+    // The label of another proxy is no reason: it is copied from the Service,
+    // and stays a while longer than there.
+    let is_headless = labels.is_some_and(|labels| labels.contains_key(HEADLESS));
+    let service_name = owner(&slice.metadata).filter(|_| !is_headless);
     let rejected = |reason| reject(Kind::EndpointSlice, &name, service_name.clone(), reason);
     let is_ipv6 = match slice.address_type.as_str() {
         "IPv4" => false,

@@ -58,13 +58,13 @@ pub(super) async fn follow(
 
 async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
     let not_another_proxys = format!("!{PROXY_NAME}");
-    let slices = format!("!{PROXY_NAME},!{HEADLESS}");
+    let not_headless = format!("!{HEADLESS}");
     let own_node = format!("metadata.name={node_name}");
     let streams = [
         stream::<Service>(&client, config().labels(&not_another_proxys), |it| {
             Ok(Some(Object::Service(convert::service(it)?)))
         }),
-        stream::<EndpointSlice>(&client, config().labels(&slices), |it| {
+        stream::<EndpointSlice>(&client, config().labels(&not_headless), |it| {
             Ok(convert::endpoint_slice(it)?.map(Object::EndpointSlice))
         }),
         stream::<Node>(&client, config().fields(&own_node), |it| {
