@@ -2,12 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::fs;
-use std::process::Command;
 
-use lab::fixture::{PATIENCE, READY, Service, json, live_endpoints, stderr, wait_until};
+use lab::fixture::{PATIENCE, READY, Service, json, live_endpoints, planned, wait_until};
 use lab::kubernetes::ControlPlane;
 use lab::{Lab, Node, Place as _, Pod, Server};
-use serde_json::Value;
 
 const CART: &str = "10.96.0.10:80";
 
@@ -126,18 +124,8 @@ fn the_live_table_is_the_plan_of_what_the_server_holds() {
     let mut agent = stage.n1.agent_of_cluster(plane.kubeconfig(), &[]).unwrap();
     agent.wait_for_log(READY, PATIENCE).unwrap();
 
-    let kinds = "services,endpointslices,nodes";
-    let all = plane
-        .kubectl(&["get", kinds, "--all-namespaces", "-o", "yaml"])
-        .unwrap();
-    stage.n1.write_manifest("all.yaml", &all).unwrap();
-    let plan = Command::new(lab::target_binary("shunt", "SHUNT_BIN").unwrap())
-        .args(["plan", "--node", "n1", "-o", "json", "--from"])
-        .arg(stage.n1.manifests())
-        .output()
-        .unwrap();
-    assert!(plan.status.success(), "{}", stderr(&plan));
-    let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    plane.write_objects(&stage.n1).unwrap();
+    let plan = planned(&stage.n1, &[]);
     assert_eq!(json(&stage.n1, &["routes"]), plan);
     let names = plan["routes"]
         .as_array()

@@ -4,12 +4,12 @@
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{Agent, Node};
+use crate::{Agent, Node, target_binary};
 
 /// What the agent logs once its table is written and its programs attached.
 pub const READY: &str = "ready: the table is written";
@@ -104,6 +104,18 @@ pub fn start(node: &Node, args: &[&str]) -> Agent {
 pub fn json(node: &Node, args: &[&str]) -> Value {
     let output = node.shunt(&[args, &["-o", "json"]].concat()).unwrap();
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What `shunt plan` makes of the node's manifests, as JSON.
+pub fn planned(node: &Node, args: &[&str]) -> Value {
+    let output = Command::new(target_binary("shunt", "SHUNT_BIN").unwrap())
+        .args(["plan", "--node", node.name(), "-o", "json", "--from"])
+        .arg(node.manifests())
+        .args(args)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "plan: {}", stderr(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 

@@ -132,6 +132,13 @@ impl<'a> ControlPlane<'a> {
         self.kubectl_with_input(&args, manifest).map(drop)
     }
 
+    /// Writes all objects that shunt reads into the manifests of a node.
+    pub fn write_objects(&self, node: &Node) -> Result<()> {
+        let kinds = "services,endpointslices,nodes";
+        let all = self.kubectl(&["get", kinds, "--all-namespaces", "-o", "yaml"])?;
+        node.write_manifest("all.yaml", &all)
+    }
+
     /// Kills the API server (SIGKILL); what etcd holds stays.
     pub fn stop_api_server(&mut self) {
         self.api_server = None;
