@@ -34,6 +34,7 @@ fn build_program(program: &str, folder: &Path) -> Result<()> {
     let mut go = command("go");
     go.current_dir(root().join("tests/kube").join(module));
     go.env("CGO_ENABLED", "0");
-    go.args(["build", "-trimpath", "-ldflags", &version, "-o"]);
+    // With the name of each package, since a program takes minutes.
+    go.args(["build", "-v", "-trimpath", "-ldflags", &version, "-o"]);
     run(go.arg(folder.join(program)).arg(package))
 }

@@ -1,8 +1,9 @@
 //! The table of what shunt's development needs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ebpf_toolchain::Compiler;
+use lab::kubernetes::PROGRAMS;
 
 use crate::command::{is_installed, succeeds};
 
@@ -158,7 +159,7 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         name: "Kubernetes",
         purpose: "API server and kube-proxy, which tests hold the agent against",
         need: Need::Kubernetes,
-        probe: || lab::kubernetes::programs().is_ok_and(|folder| folder.is_dir()),
+        probe: has_kubernetes,
         install: Install::Kubernetes,
         advice: "install Go 1.26 or newer (https://go.dev/doc/install) and run this again, or name \
                  a folder with the programs in SHUNT_KUBE_DIR",
@@ -174,6 +175,11 @@ impl Need {
         Self::Test,
         Self::Kubernetes,
     ];
+}
+
+fn has_kubernetes() -> bool {
+    let is_whole = |folder: PathBuf| PROGRAMS.iter().all(|it| folder.join(it).is_file());
+    lab::kubernetes::programs().is_ok_and(is_whole)
 }
 
 fn has_bpf_clippy() -> bool {
