@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::fs;
+use std::path::PathBuf;
 
 use lab::fixture::{PATIENCE, READY, Service, json, live_endpoints, planned, wait_until};
 use lab::kubernetes::ControlPlane;
@@ -145,15 +146,10 @@ fn the_live_table_is_the_plan_of_what_the_server_holds() {
     assert_eq!(names.collect::<Vec<_>>(), expected);
 }
 
-#[test]
-fn the_cluster_role_of_deploy_is_enough_and_all_of_it_is_needed() {
-    let mut lab = Lab::new("rbac").unwrap();
-    let stage = Stage::new(&mut lab);
-    let plane = ControlPlane::start(&stage.n1).unwrap();
-    plane.apply(NODES).unwrap();
-    plane.apply(&stage.manifest(true)).unwrap();
+/// Creates what `deploy/base` has, which the server's validation has to accept,
+/// and returns a kubeconfig of its ServiceAccount.
+fn account_of_deploy(lab: &Lab, plane: &ControlPlane<'_>) -> PathBuf {
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base");
-    // The whole of it, which the server's validation has to accept.
     let rendered = plane.kubectl(&["kustomize", base]).unwrap();
     plane.apply(&rendered).unwrap();
     let token = plane
@@ -161,25 +157,53 @@ fn the_cluster_role_of_deploy_is_enough_and_all_of_it_is_needed() {
         .unwrap();
     let kubeconfig = lab.folder().join("shunt.kubeconfig");
     plane.write_kubeconfig(&kubeconfig, token.trim()).unwrap();
-    let rights = |resources: &str| {
-        let patch =
-            format!(r#"[{{"op":"replace","path":"/rules/1/resources","value":["{resources}"]}}]"#);
-        let args = [
-            "patch",
-            "clusterrole",
-            "shunt",
-            "--type=json",
-            "--patch",
-            &patch,
-        ];
-        plane.kubectl(&args).unwrap();
-    };
+    kubeconfig
+}
 
-    rights("none");
+/// Changes a field of the ClusterRole's rule about EndpointSlices.
+fn set_rule(plane: &ControlPlane<'_>, field: &str, words: &[&str]) {
+    let path = format!("/rules/1/{field}");
+    let patch = serde_json::json!([{ "op": "replace", "path": path, "value": words }]);
+    let args = ["patch", "clusterrole", "shunt", "--type=json", "--patch"];
+    plane
+        .kubectl(&[&args[..], &[&patch.to_string()]].concat())
+        .unwrap();
+}
+
+#[test]
+fn a_missing_right_is_named_and_asked_for_again() {
+    let mut lab = Lab::new("verb").unwrap();
+    let stage = Stage::new(&mut lab);
+    let plane = ControlPlane::start(&stage.n1).unwrap();
+    plane.apply(NODES).unwrap();
+    plane.apply(&stage.manifest(false)).unwrap();
+    let kubeconfig = account_of_deploy(&lab, &plane);
+    set_rule(&plane, "verbs", &["list"]);
+    let mut agent = stage.n1.agent_of_cluster(&kubeconfig, &[]).unwrap();
+    let missing = "cannot watch resource \"endpointslices\"";
+    agent.wait_for_log(missing, PATIENCE).unwrap();
+    agent.wait_for_log(READY, PATIENCE).unwrap();
+    assert_eq!(stage.answer(), "far");
+
+    set_rule(&plane, "verbs", &["list", "watch"]);
+    plane.apply(&stage.manifest(true)).unwrap();
+    wait_until("the change is followed", || stage.answer() == "near");
+}
+
+#[test]
+fn the_cluster_role_of_deploy_is_enough_and_all_of_it_is_needed() {
+    let mut lab = Lab::new("rbac").unwrap();
+    let stage = Stage::new(&mut lab);
+    let plane = ControlPlane::start(&stage.n1).unwrap();
+    plane.apply(NODES).unwrap();
+    plane.apply(&stage.manifest(true)).unwrap();
+    let kubeconfig = account_of_deploy(&lab, &plane);
+
+    set_rule(&plane, "resources", &["none"]);
     let mut agent = stage.n1.agent_of_cluster(&kubeconfig, &[]).unwrap();
     agent.wait_for_log("kind=EndpointSlice", PATIENCE).unwrap();
     assert!(!agent.read_log().contains(READY), "{}", agent.read_log());
-    rights("endpointslices");
+    set_rule(&plane, "resources", &["endpointslices"]);
 
     agent.wait_for_log(READY, PATIENCE).unwrap();
     assert_eq!(stage.answer(), "near");
