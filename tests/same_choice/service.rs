@@ -12,6 +12,8 @@ pub(crate) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Keeps a slice from kube-proxy.
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 
+const MOST_PORTS: usize = 3;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     ClusterIp,
@@ -74,7 +76,10 @@ impl Service {
             spec["externalName"] = json!("shop.example.org");
         } else {
             self.add_addresses(&mut spec);
-            add_policies(&mut spec, kind, random);
+            add_policies(&mut spec, random);
+            if kind == Kind::NodePort {
+                self.add_node_ports(&mut spec, random);
+            }
         }
         let labels = match random.below(100) {
             0..4 => json!({ PROXY_NAME: "another" }),
@@ -113,6 +118,16 @@ impl Service {
         });
     }
 
+    fn add_node_ports(&self, spec: &mut Value, random: &mut Random) {
+        spec["type"] = json!("NodePort");
+        spec["externalTrafficPolicy"] = json!(random.pick(&["Cluster", "Local"]));
+        // Those that the server chooses may clash when a port changes.
+        for index in 0..self.ports.len() {
+            let node_port = 30_000 + (MOST_PORTS * self.number + index) % 2_767;
+            spec["ports"][index]["nodePort"] = json!(node_port);
+        }
+    }
+
     fn bits(&self) -> u32 {
         u32::try_from(self.number).expect("there are few")
     }
@@ -124,11 +139,11 @@ impl Port {
     }
 }
 
-/// One to three; only a single one may be without a name.
+/// Only a single one may be without a name.
 fn ports(random: &mut Random) -> Vec<Port> {
-    let count = 1 + random.below(3);
+    let count = 1 + random.below(MOST_PORTS);
     let names = ["http", "dns", "metrics"];
-    let numbers: [u16; 3] = [80, 53, 9090];
+    let numbers: [u16; MOST_PORTS] = [80, 53, 9090];
     let mut ports: Vec<_> = names
         .into_iter()
         .zip(numbers)
@@ -154,11 +169,7 @@ fn ports(random: &mut Random) -> Vec<Port> {
     ports
 }
 
-fn add_policies(spec: &mut Value, kind: Kind, random: &mut Random) {
-    if kind == Kind::NodePort {
-        spec["type"] = json!("NodePort");
-        spec["externalTrafficPolicy"] = json!(random.pick(&["Cluster", "Local"]));
-    }
+fn add_policies(spec: &mut Value, random: &mut Random) {
     if random.percent(25) {
         spec["internalTrafficPolicy"] = json!("Local");
     }
