@@ -80,6 +80,15 @@ fn the_live_table_has_the_form_and_the_content_of_the_plan() {
         node.write_manifest(&format!("{name}.yaml"), &service.yaml())
             .unwrap();
     }
+    let draining = Service {
+        name: "draining",
+        cluster_ip: "10.96.0.11",
+        endpoints: vec![("10.244.1.6".parse().unwrap(), "n1")],
+        ..Service::default()
+    };
+    let terminating = "{conditions: {ready: false, terminating: true}, addresses";
+    let draining = draining.yaml().replace("{addresses", terminating);
+    node.write_manifest("draining.yaml", &draining).unwrap();
     let agent = start(&node, &[]);
 
     let from = node.manifests().to_str().unwrap().to_owned();
@@ -91,11 +100,15 @@ fn the_live_table_has_the_form_and_the_content_of_the_plan() {
     assert!(plan.status.success(), "{}", stderr(&plan));
     let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
     assert_eq!(plan["zone"], "z1");
-    assert_eq!(plan["routes"].as_array().unwrap().len(), 2);
+    assert_eq!(plan["routes"].as_array().unwrap().len(), 3);
     assert_eq!(json(&node, &["routes"]), plan);
     // The maps are read, not the agent asked.
     agent.kill().unwrap();
     assert_eq!(json(&node, &["routes"]), plan);
+    let wide = node.shunt(&["routes", "-o", "wide"]).unwrap();
+    let wide = String::from_utf8(wide.stdout).unwrap();
+    let expected = "node; terminating ones, since none is ready";
+    assert!(wide.contains(expected), "{wide}");
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn route(verdict: Verdict, endpoints: &[SocketAddr], splice: bool) -> Route {
         prefer: Prefer::Node,
         affinity_seconds: None,
         splice,
+        terminating: false,
         tiers: vec![Tier {
             scope: Scope::Node,
             endpoints,

@@ -31,7 +31,7 @@ pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, Tie
 pub use socket::{Connection, Role, SocketEntry, SocketKey};
 
 /// Version of the map layouts; part of the pin path.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// The most tiers that a Service port can have: node, zone, cluster.
 pub const MAX_TIERS: usize = 3;

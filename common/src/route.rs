@@ -63,6 +63,9 @@ impl Flags {
     pub const PASS: u8 = 1 << 1;
     /// Splice connections to endpoints on this node.
     pub const SPLICE: u8 = 1 << 2;
+    /// No endpoint is ready: these still serve while they terminate. Only people
+    /// read it.
+    pub const TERMINATING: u8 = 1 << 3;
 }
 
 /// Key of a [`Slot`].

@@ -169,6 +169,7 @@ impl Applier {
         }
         let mut route = old.clone();
         route.verdict = Verdict::Pass;
+        route.terminating = false;
         route
             .tiers
             .iter_mut()

@@ -63,6 +63,7 @@ mod tests {
                 prefer: Prefer::Node,
                 affinity_seconds: None,
                 splice: false,
+                terminating: false,
                 tiers: vec![Tier {
                     scope: Scope::Node,
                     endpoints,

@@ -13,9 +13,13 @@ use std::sync::Arc;
 
 use crate::model::{Service, ServicePort};
 use crate::state::State;
-use crate::tables::{Frontend, NodeIdentity, Prefer, Route, ServicePortName, Tables, Verdict};
+use crate::tables::{
+    Frontend, NodeIdentity, Prefer, Route, ServicePortName, Tables, Tier, Verdict,
+};
 
-pub use select::{Candidate, Place, Selection, candidates, select};
+pub use select::{
+    Basis, Candidate, Exclusion, HintOutcome, Hints, Place, Selection, candidates, select,
+};
 pub use tiers::tiers;
 
 /// What is the same for all Services.
@@ -80,6 +84,73 @@ fn plan_port(
     node: &NodeIdentity,
     policy: &Policy,
 ) -> Route {
+    let decision = decide(state, service, port, address, node, policy);
+    Route {
+        name: ServicePortName {
+            namespace: Arc::clone(&service.name.namespace),
+            service: Arc::clone(&service.name.name),
+            port: Arc::clone(&port.name),
+        },
+        verdict: decision.verdict,
+        prefer: decision.preference.prefer,
+        affinity_seconds: service.affinity_seconds,
+        splice: service.splice,
+        terminating: decision.terminating(),
+        tiers: decision.tiers,
+    }
+}
+
+/// What is decided for a Service port of one family, and from what.
+#[derive(Clone, Debug)]
+pub struct Decision<'a> {
+    /// Its endpoints, usable or not.
+    pub candidates: Vec<Candidate<'a>>,
+    /// kube-proxy's choice among them.
+    pub selection: Selection<'a>,
+    /// What is preferred.
+    pub preference: Preference,
+    /// In order of preference.
+    pub tiers: Vec<Tier>,
+    /// What a connect gets.
+    pub verdict: Verdict,
+}
+
+/// What is preferred, and who says so.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Preference {
+    /// What.
+    pub prefer: Prefer,
+    /// Who.
+    pub by: PreferredBy,
+}
+
+/// Who says what is preferred.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PreferredBy {
+    /// The annotation `shunt.dev/prefer`.
+    Annotation,
+    /// `trafficDistribution`, which asks for hints.
+    Distribution,
+    /// The agent's flag.
+    Flag,
+}
+
+impl Decision<'_> {
+    /// Whether the endpoints in use are on their way out, since none is ready.
+    pub fn terminating(&self) -> bool {
+        self.verdict == Verdict::Balance && self.selection.basis == Basis::Terminating
+    }
+}
+
+/// Decides for a Service port of one family.
+pub fn decide<'a>(
+    state: &'a State,
+    service: &Service,
+    port: &ServicePort,
+    address: IpAddr,
+    node: &'a NodeIdentity,
+    policy: &Policy,
+) -> Decision<'a> {
     let place = Place {
         node: &node.name,
         zone: node.zone.as_deref(),
@@ -87,8 +158,9 @@ fn plan_port(
     };
     let slices = state.slices(&service.name);
     let candidates = candidates(slices, port, address.is_ipv6(), &place);
-    let prefer = preference(service, policy);
-    let tiers = tiers(&candidates, service.local_only, prefer, &place);
+    let selection = select(&candidates, service.local_only, &place);
+    let preference = preference(service, policy);
+    let tiers = tiers(&candidates, &selection, preference.prefer);
     let usable = tiers.iter().any(|tier| !tier.endpoints.is_empty());
     let verdict = if usable {
         Verdict::Balance
@@ -98,26 +170,22 @@ fn plan_port(
     } else {
         Verdict::Refuse
     };
-    Route {
-        name: ServicePortName {
-            namespace: Arc::clone(&service.name.namespace),
-            service: Arc::clone(&service.name.name),
-            port: Arc::clone(&port.name),
-        },
-        verdict,
-        prefer,
-        affinity_seconds: service.affinity_seconds,
-        splice: service.splice,
+    Decision {
+        candidates,
+        selection,
+        preference,
         tiers,
+        verdict,
     }
 }
 
 /// The annotation, else hints for a Service that asks for a distribution, else
 /// the agent's flag.
-fn preference(service: &Service, policy: &Policy) -> Prefer {
-    match service.prefer {
-        Some(prefer) => prefer,
-        None if service.has_distribution => Prefer::Hints,
-        None => policy.prefer,
-    }
+fn preference(service: &Service, policy: &Policy) -> Preference {
+    let (prefer, by) = match service.prefer {
+        Some(prefer) => (prefer, PreferredBy::Annotation),
+        None if service.has_distribution => (Prefer::Hints, PreferredBy::Distribution),
+        None => (policy.prefer, PreferredBy::Flag),
+    };
+    Preference { prefer, by }
 }

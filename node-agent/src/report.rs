@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
-use crate::tables::{Frontend, Prefer, Protocol, Route, Scope, Tables, Tier, Verdict};
+use crate::tables::{Frontend, Prefer, Protocol, Route, Scope, Stage, Tables, Tier, Verdict};
 
 /// How many endpoints of a tier the narrow table names.
 const NAMED: usize = 3;
@@ -43,6 +43,12 @@ pub struct RouteReport {
     pub prefer: Prefer,
     /// Session affinity, if there is any.
     pub affinity_seconds: Option<u32>,
+    /// What decides a connect.
+    pub stage: Stage,
+    /// `internalTrafficPolicy: Local`.
+    pub local_only: bool,
+    /// No endpoint is ready: these still serve while they terminate.
+    pub terminating: bool,
     /// In order of preference.
     pub tiers: Vec<TierReport>,
 }
@@ -71,7 +77,7 @@ pub fn routes(tables: &Tables) -> RoutesReport {
 }
 
 impl RoutesReport {
-    /// A table for people; a wide one names all endpoints.
+    /// A table for people; a wide one names all endpoints, and what decides.
     pub fn table(&self, wide: bool) -> String {
         let zone = self.zone.as_deref().unwrap_or("unknown");
         let head = format!(
@@ -82,6 +88,7 @@ impl RoutesReport {
         if self.routes.is_empty() {
             return head;
         }
+        let decided = if wide { "DECIDED BY" } else { "" };
         let mut table = plain_table([
             "SERVICE",
             "CLUSTER IP",
@@ -89,6 +96,7 @@ impl RoutesReport {
             "PREFER",
             "TIER",
             "ENDPOINTS",
+            decided,
         ]);
         for route in &self.routes {
             add_rows(&mut table, route, wide);
@@ -122,10 +130,49 @@ fn add_rows(table: &mut Table, route: &RouteReport, wide: bool) {
         word(&route.verdict),
         word(&route.prefer),
     ];
+    let mut decided = if wide {
+        route.decided_by()
+    } else {
+        String::new()
+    };
     for tier in &route.tiers {
         let endpoints = endpoints(&tier.endpoints, wide);
-        table.add_row(head.iter().cloned().chain([word(&tier.scope), endpoints]));
+        table.add_row(
+            head.iter()
+                .cloned()
+                .chain([word(&tier.scope), endpoints, decided]),
+        );
         head = Default::default();
+        decided = String::new();
+    }
+}
+
+impl RouteReport {
+    /// What decides a connect, in words.
+    pub fn decided_by(&self) -> String {
+        let mut text = match (self.stage, self.prefer) {
+            (Stage::Node, _) if self.local_only => "node: internalTrafficPolicy is Local",
+            (Stage::Node, _) => "node",
+            (Stage::Zone, Prefer::Node) => "zone: none on this node",
+            (Stage::Zone, _) => "zone",
+            (Stage::Cluster, Prefer::Node) => "cluster: none on this node or in its zone",
+            (Stage::Cluster, Prefer::Zone) => "cluster: none in the zone",
+            (Stage::Cluster, Prefer::Hints | Prefer::None) => "cluster: no hints apply",
+            (Stage::Hints, _) => "hints",
+            (Stage::Empty, _) => "no endpoint is usable",
+            (Stage::LocalEmpty, _) => {
+                "internalTrafficPolicy is Local, and no endpoint on this node is usable"
+            }
+            (Stage::Passed, _) => "endpoints may be unknown, or do not fit in",
+        }
+        .to_owned();
+        if self.terminating {
+            text += "; terminating ones, since none is ready";
+        }
+        if let Some(seconds) = self.affinity_seconds {
+            text += &format!("; affinity first ({seconds} s)");
+        }
+        text
     }
 }
 
@@ -186,6 +233,9 @@ fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
         verdict: route.verdict,
         prefer: route.prefer,
         affinity_seconds: route.affinity_seconds,
+        stage: route.stage(),
+        local_only: route.local_only(),
+        terminating: route.terminating,
         tiers: route.tiers.iter().map(tier_report).collect(),
     }
 }
@@ -235,6 +285,7 @@ mod tests {
             prefer: Prefer::Node,
             affinity_seconds: None,
             splice: false,
+            terminating: false,
             tiers: vec![
                 tier(Scope::Node, &[near]),
                 tier(Scope::Zone, &[]),
@@ -257,7 +308,7 @@ mod tests {
 
     #[test]
     fn the_json_form_is_the_documented_one() {
-        let expected = r#"{"node":"n1","zone":"z1","routes":[{"namespace":"shop","service":"cart","port_name":"http","address":"10.96.0.10","port":80,"protocol":"TCP","verdict":"balance","prefer":"node","affinity_seconds":null,"tiers":[{"scope":"node","endpoints":["10.244.1.5:8080"]},{"scope":"zone","endpoints":[]},{"scope":"cluster","endpoints":["10.244.1.5:8080","10.244.2.7:8080"]}]}]}"#;
+        let expected = r#"{"node":"n1","zone":"z1","routes":[{"namespace":"shop","service":"cart","port_name":"http","address":"10.96.0.10","port":80,"protocol":"TCP","verdict":"balance","prefer":"node","affinity_seconds":null,"stage":"node","local_only":false,"terminating":false,"tiers":[{"scope":"node","endpoints":["10.244.1.5:8080"]},{"scope":"zone","endpoints":[]},{"scope":"cluster","endpoints":["10.244.1.5:8080","10.244.2.7:8080"]}]}]}"#;
         assert_eq!(
             serde_json::to_string(&routes(&example())).unwrap(),
             expected
@@ -284,6 +335,19 @@ mod tests {
             ]
         );
         assert_eq!(rows[4], ["zone", "-"]);
+    }
+
+    #[test]
+    fn the_wide_table_says_what_decides() {
+        let mut tables = example();
+        assert!(!routes(&tables).table(false).contains("DECIDED"));
+        let route = tables.routes.values_mut().next().unwrap();
+        route.tiers[0].endpoints.clear();
+        (route.terminating, route.affinity_seconds) = (true, Some(30));
+        let text = routes(&tables).table(true);
+        let expected = "cluster: none on this node or in its zone; terminating ones, since none \
+                        is ready; affinity first (30 s)";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

@@ -75,6 +75,9 @@ pub struct Route {
     pub affinity_seconds: Option<u32>,
     /// Splice same-node connections (annotation `shunt.dev/splice: "on"`).
     pub splice: bool,
+    /// No endpoint is ready: those in the tiers still serve while they
+    /// terminate.
+    pub terminating: bool,
     /// In order of preference; a new connection takes the first usable tier.
     /// At most [`MAX_TIERS`](shunt_common::MAX_TIERS) of them.
     pub tiers: Vec<Tier>,
@@ -88,9 +91,62 @@ pub enum Verdict {
     Balance,
     /// ECONNREFUSED: nothing usable exists.
     Refuse,
-    /// kube-proxy's answer: shunt can't keep the Service's affinity, or does not
-    /// know enough to decide.
+    /// kube-proxy's answer: shunt does not know enough to decide, or has no room
+    /// for the endpoints.
     Pass,
+}
+
+/// What decides a connect.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stage {
+    /// The tier "node" has endpoints.
+    Node,
+    /// The tier "zone" is the first that has.
+    Zone,
+    /// The tier "cluster" is the first that has.
+    Cluster,
+    /// The tier "hints" has endpoints.
+    Hints,
+    /// Refused: no endpoint is usable.
+    Empty,
+    /// Refused: `internalTrafficPolicy: Local`, and none on this node is usable.
+    LocalEmpty,
+    /// Left to kube-proxy.
+    Passed,
+}
+
+impl Route {
+    /// What decides a connect.
+    pub fn stage(&self) -> Stage {
+        let mut tiers = self.tiers.iter();
+        match self.verdict {
+            Verdict::Pass => Stage::Passed,
+            Verdict::Refuse if self.local_only() => Stage::LocalEmpty,
+            Verdict::Refuse => Stage::Empty,
+            Verdict::Balance => match tiers.find(|tier| !tier.endpoints.is_empty()) {
+                None => Stage::Empty,
+                Some(tier) => tier.scope.into(),
+            },
+        }
+    }
+
+    /// `internalTrafficPolicy: Local`: of all tables, only its have the one tier
+    /// "node".
+    pub fn local_only(&self) -> bool {
+        matches!(&self.tiers[..], [tier] if tier.scope == Scope::Node)
+    }
+}
+
+impl From<Scope> for Stage {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::Node => Self::Node,
+            Scope::Zone => Self::Zone,
+            Scope::Cluster => Self::Cluster,
+            Scope::Hints => Self::Hints,
+        }
+    }
 }
 
 /// A set of endpoints of equal preference.

@@ -81,8 +81,12 @@ fn check_select(case: &Value) {
             false,
             &place,
         );
-        let usable = select(&all, false, &place).usable;
-        let usable = sorted(usable.iter().map(|it| json!(it.endpoint.address)));
+        let selection = select(&all, false, &place);
+        let scope = selection.scope();
+        let usable = all
+            .iter()
+            .filter(|it| selection.exclusion(scope, it).is_none());
+        let usable = sorted(usable.map(|it| json!(it.endpoint.address)));
         assert_eq!(usable, case["expect"]["cluster_set"], "{case}");
     }
 }

@@ -171,6 +171,72 @@ fn a_service_without_endpoints_refuses() {
     assert_eq!(routes(&service("", ""), Prefer::Node), [expected]);
 }
 
+/// What `shunt routes -o wide` says of the one route.
+fn decided_by(manifests: &str, prefer: Prefer) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("all.yaml"), manifests).unwrap();
+    let (state, _) = folder::read(directory.path()).unwrap();
+    let report = report::routes(&plan(&state, "n1", &Policy { prefer }));
+    report.routes[0].decided_by()
+}
+
+#[test]
+fn the_stage_that_decides_is_told() {
+    let check = |slice: &str, spec: &str, prefer, expected: &str| {
+        let manifests = format!("{slice}{}", service("", spec));
+        assert_eq!(decided_by(&manifests, prefer), expected);
+    };
+    let all = NODES_AND_SLICE;
+    let none_here = &all.replace("nodeName: n1", "nodeName: n4");
+    let none_in_zone = &none_here.replace(", zone: z1", ", zone: z3");
+    let terminating = &all.replace(
+        "nodeName",
+        "conditions: {ready: false, serving: true, terminating: true}, nodeName",
+    );
+    let local = ", internalTrafficPolicy: Local";
+    check(all, "", Prefer::Node, "node");
+    check(none_here, "", Prefer::Node, "zone: none on this node");
+    check(
+        none_in_zone,
+        "",
+        Prefer::Node,
+        "cluster: none on this node or in its zone",
+    );
+    check(none_in_zone, "", Prefer::Zone, "cluster: none in the zone");
+    check(all, "", Prefer::None, "hints");
+    check(
+        terminating,
+        "",
+        Prefer::None,
+        "cluster: no hints apply; terminating ones, since none is ready",
+    );
+    check(
+        terminating,
+        "",
+        Prefer::Node,
+        "node; terminating ones, since none is ready",
+    );
+    check(
+        all,
+        local,
+        Prefer::Node,
+        "node: internalTrafficPolicy is Local",
+    );
+    check(
+        none_here,
+        local,
+        Prefer::Node,
+        "internalTrafficPolicy is Local, and no endpoint on this node is usable",
+    );
+    check("", "", Prefer::Node, "no endpoint is usable");
+    check(
+        all,
+        ", sessionAffinity: ClientIP",
+        Prefer::Zone,
+        "zone; affinity first (10800 s)",
+    );
+}
+
 #[test]
 fn udp_ports_have_routes_of_their_own() {
     let ports = ", ports: [{name: http, port: 80}, {name: http, port: 80, protocol: UDP}]";

@@ -65,6 +65,7 @@ pub(crate) fn decode(record: &Record) -> (Frontend, Route) {
         prefer: prefer(entry.prefer()),
         affinity_seconds: Some(entry.affinity_seconds()).filter(|seconds| *seconds != 0),
         splice: entry.has(Flags::SPLICE),
+        terminating: entry.has(Flags::TERMINATING),
         tiers: tiers.map(|range| tier(range, &record.slots)).collect(),
     };
     (frontend(&record.key), route)
@@ -129,7 +130,8 @@ fn flags(route: &Route) -> Flags {
         Verdict::Refuse => Flags::REFUSE,
         Verdict::Pass => Flags::PASS,
     };
-    Flags(verdict | if route.splice { Flags::SPLICE } else { 0 })
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    Flags(verdict | flag(route.splice, Flags::SPLICE) | flag(route.terminating, Flags::TERMINATING))
 }
 
 fn verdict(entry: &ServiceEntry) -> Verdict {

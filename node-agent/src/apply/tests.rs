@@ -48,6 +48,7 @@ fn route(number: u8, hosts: &[u8]) -> Route {
         prefer: Prefer::Node,
         affinity_seconds: (number == 3).then_some(30),
         splice: number == 4,
+        terminating: number == 5,
         tiers: vec![
             Tier {
                 scope: Scope::Node,

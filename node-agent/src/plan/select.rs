@@ -5,9 +5,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::model::{EndpointSlice, ServicePort, SliceEndpoint};
-use crate::tables::Endpoint;
+use crate::tables::{Endpoint, Scope};
 
 /// Where the choice is made.
 #[derive(Clone, Copy, Debug)]
@@ -29,15 +30,78 @@ pub struct Candidate<'a> {
     pub of_slice: &'a SliceEndpoint,
 }
 
-/// kube-proxy's set.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// kube-proxy's choice among the candidates of a Service port.
+#[derive(Clone, Copy, Debug)]
 pub struct Selection<'a> {
-    /// Those that a new connection may use.
-    pub usable: Vec<Candidate<'a>>,
-    /// All that are ready (or, if none is, still serving), whatever the hints.
-    pub all: Vec<Candidate<'a>>,
-    /// Whether hints narrowed the set.
-    pub hinted: bool,
+    /// Where it was made.
+    pub place: Place<'a>,
+    /// `internalTrafficPolicy: Local`: no other node's endpoint is used.
+    pub local_only: bool,
+    /// Which conditions an endpoint must meet.
+    pub basis: Basis,
+    /// What became of the hints.
+    pub hints: Hints,
+}
+
+/// Which conditions an endpoint must meet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Basis {
+    /// Ready.
+    Ready,
+    /// None is ready: still serving while it terminates.
+    Terminating,
+}
+
+/// What became of the hints of a Service port's slices.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Hints {
+    /// Those for nodes, which are asked first.
+    pub for_nodes: HintOutcome,
+    /// Those for zones.
+    pub for_zones: HintOutcome,
+}
+
+/// Whether hints of one kind narrow the set, and why not.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum HintOutcome {
+    /// They do.
+    Applied,
+    /// Not read: the policy is `Local`, those for nodes apply already, or they
+    /// are switched off.
+    NotAsked,
+    /// No endpoint is ready, and only ready ones count.
+    NoneReady,
+    /// No ready endpoint has one.
+    NoneGiven,
+    /// This ready endpoint has none.
+    Missing(SocketAddr),
+    /// None of them is for here.
+    NoneForHere,
+    /// The node has no zone.
+    ZoneUnknown,
+}
+
+/// Why an endpoint is not in a set.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Exclusion {
+    /// Not ready.
+    NotReady,
+    /// Terminating, while others are ready.
+    Terminating,
+    /// No longer serving, though it terminates.
+    NotServing,
+    /// On another node.
+    OtherNode,
+    /// Its slice names no node for it.
+    NodeUnknown,
+    /// In another zone.
+    OtherZone,
+    /// Its slice names no zone for it.
+    ZoneUnknown,
+    /// The node itself has no zone.
+    OwnZoneUnknown,
+    /// Its hints are for elsewhere.
+    HintedElsewhere,
 }
 
 /// The endpoints of a Service port in these slices, each address and port once.
@@ -75,89 +139,147 @@ pub fn candidates<'a>(
 
 /// kube-proxy's choice for a ClusterIP.
 pub fn select<'a>(
-    candidates: &[Candidate<'a>],
+    candidates: &[Candidate<'_>],
     local_only: bool,
-    place: &Place<'_>,
+    place: &Place<'a>,
 ) -> Selection<'a> {
-    if local_only {
-        let local = candidates
-            .iter()
-            .copied()
-            .filter(|it| it.endpoint.local)
-            .collect::<Vec<_>>();
-        let usable = ready_or_serving(&local);
-        return Selection {
-            all: usable.clone(),
-            usable,
-            hinted: false,
-        };
-    }
-    let all = ready_or_serving(candidates);
-    let hint = hint(candidates, place);
-    let usable: Vec<_> = match hint {
-        // Hints are about ready endpoints; where they apply, one fits.
-        Some(hint) => all.iter().copied().filter(|it| hint.fits(it)).collect(),
-        None => all.clone(),
+    let counts = |it: &&Candidate<'_>| !local_only || it.endpoint.local;
+    let any_ready = candidates.iter().filter(counts).any(|it| it.of_slice.ready);
+    let basis = if any_ready {
+        Basis::Ready
+    } else {
+        Basis::Terminating
+    };
+    let hints = if local_only {
+        Hints::NOT_ASKED
+    } else {
+        Hints::judge(candidates, place)
     };
     Selection {
-        usable,
-        all,
-        hinted: hint.is_some(),
+        place: *place,
+        local_only,
+        basis,
+        hints,
     }
 }
 
-/// The ready ones; if there is none, those that still serve while they
-/// terminate.
-fn ready_or_serving<'a>(candidates: &[Candidate<'a>]) -> Vec<Candidate<'a>> {
-    let ready: Vec<_> = candidates
-        .iter()
-        .copied()
-        .filter(|it| it.of_slice.ready)
-        .collect();
-    if !ready.is_empty() {
-        return ready;
+impl Selection<'_> {
+    /// What bounds kube-proxy's own set.
+    pub fn scope(&self) -> Scope {
+        if self.local_only {
+            Scope::Node
+        } else if self.hints.apply() {
+            Scope::Hints
+        } else {
+            Scope::Cluster
+        }
     }
-    let serving = |it: &Candidate<'_>| it.of_slice.serving && it.of_slice.terminating;
-    candidates.iter().copied().filter(serving).collect()
+
+    /// Why an endpoint is not in the set with these bounds; `None` if it is.
+    pub fn exclusion(&self, scope: Scope, candidate: &Candidate<'_>) -> Option<Exclusion> {
+        let of_scope = || match scope {
+            Scope::Node => other_node(candidate),
+            Scope::Zone => other_zone(candidate, &self.place),
+            Scope::Hints => self.hints.exclusion(candidate, &self.place),
+            Scope::Cluster => None,
+        };
+        self.basis.exclusion(candidate).or_else(of_scope)
+    }
 }
 
-/// Which hints apply.
-#[derive(Clone, Copy)]
-enum Hint<'a> {
-    Node(&'a str),
-    Zone(&'a str),
-}
-
-impl Hint<'_> {
-    fn fits(&self, candidate: &Candidate<'_>) -> bool {
+impl Basis {
+    fn exclusion(self, candidate: &Candidate<'_>) -> Option<Exclusion> {
+        let it = candidate.of_slice;
         match self {
-            Self::Node(node) => candidate
-                .of_slice
-                .hint_nodes
-                .iter()
-                .any(|it| **it == **node),
-            Self::Zone(zone) => candidate
-                .of_slice
-                .hint_zones
-                .iter()
-                .any(|it| **it == **zone),
+            Self::Ready if it.ready => None,
+            Self::Ready if it.terminating && it.serving => Some(Exclusion::Terminating),
+            Self::Terminating if it.terminating && it.serving => None,
+            _ if it.terminating => Some(Exclusion::NotServing),
+            _ => Some(Exclusion::NotReady),
         }
     }
 }
 
-/// Hints apply only if every ready endpoint has one of the kind, and one of
-/// them is for here; those for nodes are asked first. Endpoints that are not
-/// ready have no say: each rollout would turn the hints off (cilium#47960).
-fn hint<'a>(candidates: &[Candidate<'_>], place: &Place<'a>) -> Option<Hint<'a>> {
-    let ready = || candidates.iter().filter(|it| it.of_slice.ready);
-    let for_node = Hint::Node(place.node);
-    let all_for_nodes = ready().all(|it| !it.of_slice.hint_nodes.is_empty());
-    if place.node_hints && all_for_nodes && ready().any(|it| for_node.fits(it)) {
-        return Some(for_node);
+fn other_node(candidate: &Candidate<'_>) -> Option<Exclusion> {
+    match candidate.of_slice.node {
+        _ if candidate.endpoint.local => None,
+        None => Some(Exclusion::NodeUnknown),
+        Some(_) => Some(Exclusion::OtherNode),
     }
-    let for_zone = Hint::Zone(place.zone?);
-    let all_for_zones = ready().all(|it| !it.of_slice.hint_zones.is_empty());
-    (all_for_zones && ready().any(|it| for_zone.fits(it))).then_some(for_zone)
+}
+
+/// By what the slice says of the endpoint.
+fn other_zone(candidate: &Candidate<'_>, place: &Place<'_>) -> Option<Exclusion> {
+    match (place.zone, candidate.of_slice.zone.as_deref()) {
+        (None, _) => Some(Exclusion::OwnZoneUnknown),
+        (_, None) => Some(Exclusion::ZoneUnknown),
+        (Some(own), Some(zone)) if own == zone => None,
+        _ => Some(Exclusion::OtherZone),
+    }
+}
+
+impl Hints {
+    const NOT_ASKED: Self = Self {
+        for_nodes: HintOutcome::NotAsked,
+        for_zones: HintOutcome::NotAsked,
+    };
+
+    /// Whether they narrow the set.
+    pub fn apply(&self) -> bool {
+        [self.for_nodes, self.for_zones].contains(&HintOutcome::Applied)
+    }
+
+    /// Hints apply only if every ready endpoint has one of the kind, and one of
+    /// them is for here; those for nodes are asked first. Endpoints that are not
+    /// ready have no say: each rollout would turn the hints off (cilium#47960).
+    fn judge(candidates: &[Candidate<'_>], place: &Place<'_>) -> Self {
+        let ready = || candidates.iter().filter(|it| it.of_slice.ready);
+        let mut hints = Self::NOT_ASKED;
+        if place.node_hints {
+            hints.for_nodes = outcome(ready(), Candidate::hint_nodes, place.node);
+        }
+        if hints.for_nodes != HintOutcome::Applied {
+            hints.for_zones = match place.zone {
+                Some(zone) => outcome(ready(), Candidate::hint_zones, zone),
+                None => HintOutcome::ZoneUnknown,
+            };
+        }
+        hints
+    }
+
+    fn exclusion(&self, candidate: &Candidate<'_>, place: &Place<'_>) -> Option<Exclusion> {
+        let fits = if self.for_nodes == HintOutcome::Applied {
+            names(candidate.hint_nodes(), place.node)
+        } else {
+            let zone = place.zone.unwrap_or_default();
+            self.for_zones != HintOutcome::Applied || names(candidate.hint_zones(), zone)
+        };
+        (!fits).then_some(Exclusion::HintedElsewhere)
+    }
+}
+
+/// What becomes of the hints of one kind.
+fn outcome<'c, 'a: 'c>(
+    ready: impl Iterator<Item = &'c Candidate<'a>> + Clone,
+    hints: impl Fn(&Candidate<'a>) -> &'a [Arc<str>],
+    here: &str,
+) -> HintOutcome {
+    let mut without = ready.clone().filter(|it| hints(it).is_empty());
+    if ready.clone().next().is_none() {
+        HintOutcome::NoneReady
+    } else if ready.clone().all(|it| hints(it).is_empty()) {
+        HintOutcome::NoneGiven
+    } else if let Some(candidate) = without.next() {
+        HintOutcome::Missing(candidate.endpoint.address)
+    } else if ready.clone().any(|it| names(hints(it), here)) {
+        HintOutcome::Applied
+    } else {
+        HintOutcome::NoneForHere
+    }
+}
+
+fn names(hints: &[Arc<str>], here: &str) -> bool {
+    hints.iter().any(|it| **it == *here)
 }
 
 impl<'a> Candidate<'a> {
@@ -168,6 +290,14 @@ impl<'a> Candidate<'a> {
             local,
         };
         Self { endpoint, of_slice }
+    }
+
+    fn hint_nodes(&self) -> &'a [Arc<str>] {
+        &self.of_slice.hint_nodes
+    }
+
+    fn hint_zones(&self) -> &'a [Arc<str>] {
+        &self.of_slice.hint_zones
     }
 
     fn rank(&self) -> (Reverse<bool>, bool, bool) {
