@@ -117,6 +117,28 @@ fn the_annotation_wins_over_traffic_distribution_and_that_over_the_flag() {
     check(unknown, "", Prefer::None, "cart:80 balance none hints[5]");
 }
 
+/// An endpoint on this node is within the node's zone, whatever its slice says.
+#[test]
+fn the_zone_tier_holds_the_node_tier() {
+    for (from, to) in [
+        ("nodeName: n1, zone: z1", "nodeName: n1"),
+        ("nodeName: n1, zone: z1", "nodeName: n1, zone: z2"),
+    ] {
+        let manifests = NODES_AND_SLICE.replace(from, to) + &service("", "");
+        let routes = routes(&manifests, Prefer::Node);
+        assert_eq!(
+            routes,
+            ["cart:80 balance node node[5] zone[5,7] cluster[5,7,9]"]
+        );
+    }
+    let no_zones = NODES_AND_SLICE.replace("topology.kubernetes.io/zone", "zone");
+    let routes = routes(&(no_zones + &service("", "")), Prefer::Node);
+    assert_eq!(
+        routes,
+        ["cart:80 balance node node[5] zone[5] cluster[5,7,9]"]
+    );
+}
+
 #[test]
 fn nothing_widens_internal_traffic_policy_local() {
     let local = ", internalTrafficPolicy: Local";

@@ -208,9 +208,11 @@ fn other_node(candidate: &Candidate<'_>) -> Option<Exclusion> {
     }
 }
 
-/// By what the slice says of the endpoint.
+/// By what the slice says of the endpoint; one on this node is in the node's
+/// zone, whatever that is.
 fn other_zone(candidate: &Candidate<'_>, place: &Place<'_>) -> Option<Exclusion> {
     match (place.zone, candidate.of_slice.zone.as_deref()) {
+        _ if candidate.endpoint.local => None,
         (None, _) => Some(Exclusion::OwnZoneUnknown),
         (_, None) => Some(Exclusion::ZoneUnknown),
         (Some(own), Some(zone)) if own == zone => None,
