@@ -2,11 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use lab::fixture::{PATIENCE, READY, Service, json, live_endpoints, planned, wait_until};
+use lab::fixture::{PATIENCE, READY, Service, json, live_endpoints, planned, stderr, wait_until};
 use lab::kubernetes::ControlPlane;
-use lab::{Lab, Node, Place as _, Pod, Server};
+use lab::{Lab, Node, Place as _, Pod, Server, target_binary};
+use serde_json::Value;
 
 const CART: &str = "10.96.0.10:80";
 
@@ -190,6 +191,26 @@ fn a_missing_right_is_named_and_asked_for_again() {
     wait_until("the change is followed", || stage.answer() == "near");
 }
 
+/// `shunt plan` and `shunt explain` with the rights of the agent.
+fn explain_by_the_server(node: &Node, kubeconfig: &Path) {
+    let run = |args: &[&str]| -> Value {
+        let output = node
+            .command(target_binary("shunt", "SHUNT_BIN").unwrap())
+            .args(args)
+            .args(["--node", "n1", "-o", "json"])
+            .env("KUBECONFIG", kubeconfig)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert_eq!(run(&["plan"]), json(node, &["routes"]));
+    let pins = node.pins().display().to_string();
+    let report = run(&["explain", "shop/cart", "--pins", &pins]);
+    assert_eq!(report["zone"], "z1");
+    assert_eq!(report["ports"][0]["live"]["state"], "same");
+}
+
 #[test]
 fn the_cluster_role_of_deploy_is_enough_and_all_of_it_is_needed() {
     let mut lab = Lab::new("rbac").unwrap();
@@ -207,6 +228,7 @@ fn the_cluster_role_of_deploy_is_enough_and_all_of_it_is_needed() {
 
     agent.wait_for_log(READY, PATIENCE).unwrap();
     assert_eq!(stage.answer(), "near");
+    explain_by_the_server(&stage.n1, &kubeconfig);
     assert_eq!(
         fs::read_dir(stage.n1.manifests()).unwrap().count(),
         0,

@@ -52,6 +52,11 @@ impl Affinity {
         }
     }
 
+    /// Time since boot from which on the client is free again, ns.
+    pub const fn until_ns(&self) -> u64 {
+        self.until_ns
+    }
+
     /// The endpoint, unless the time is over.
     #[inline(always)]
     pub fn at(&self, now_ns: u64) -> Option<&Slot> {

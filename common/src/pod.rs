@@ -1,7 +1,8 @@
 //! Lets aya copy the map types to and from the kernel.
 
 use crate::{
-    Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketEntry, SocketKey,
+    Affinity, AffinityKey, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
+    SocketEntry, SocketKey,
 };
 
 macro_rules! pod {
@@ -15,6 +16,8 @@ macro_rules! pod {
 }
 
 pod!(
+    Affinity,
+    AffinityKey,
     Heartbeat,
     Node,
     ServiceEntry,

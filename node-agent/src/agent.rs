@@ -24,6 +24,7 @@ use crate::bpf::{
     PinsError, ReadError, Splicing, check_privileges, self_check, splice_members,
 };
 use crate::diff::diff;
+use crate::model::Object;
 use crate::plan::{Policy, plan};
 use crate::state::{Event, State};
 use crate::watch::{self, Source, WatchError};
@@ -180,7 +181,10 @@ impl<'a> Agent<'a> {
     }
 
     fn observe(&mut self, batch: Vec<Event>) {
-        for event in batch {
+        for mut event in batch {
+            if let Event::Apply(Object::EndpointSlice(slice)) = &mut event {
+                slice.forget_pods();
+            }
             self.state.apply(event);
         }
     }

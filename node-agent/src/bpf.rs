@@ -11,6 +11,7 @@
 
 mod btf;
 mod cgroup;
+mod client;
 mod features;
 mod inspect;
 mod loader;
@@ -20,6 +21,7 @@ mod self_check;
 mod sys;
 
 pub use cgroup::{Cgroup, CgroupError};
+pub use client::{Client, ClientError};
 pub use features::{Features, MissingFeature, Offsets, Splicing, check_privileges};
 pub use inspect::{Attachment, ProgramState, cgroup_path, programs};
 pub use loader::{LoadError, Loaded, Loader};

@@ -1,9 +1,11 @@
 //! The command line.
 
 mod agent;
+mod explain;
 mod plan;
 mod routes;
 mod sockets;
+mod source;
 mod status;
 mod uninstall;
 
@@ -26,6 +28,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Agent(agent::AgentArgs),
+    Explain(explain::ExplainArgs),
     Plan(plan::PlanArgs),
     Routes(routes::RoutesArgs),
     Sockets(sockets::SocketsArgs),
@@ -68,7 +71,8 @@ impl Cli {
     pub fn run(self) -> Result<()> {
         match self.command {
             Command::Agent(args) => agent::agent(args),
-            Command::Plan(args) => plan::plan(&args),
+            Command::Explain(args) => explain::explain_service(&args),
+            Command::Plan(args) => plan::plan(args),
             Command::Routes(args) => routes::routes(&args),
             Command::Sockets(args) => sockets::sockets(&args),
             Command::Status(args) => status::status(&args),

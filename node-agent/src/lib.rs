@@ -18,4 +18,5 @@ pub mod bpf;
 pub mod agent;
 
 pub mod cli;
+pub mod explain;
 pub mod report;

@@ -55,11 +55,14 @@ pub enum Object {
 pub struct Service {
     /// Its name.
     pub name: ObjectName,
-    /// Its ClusterIPs, one for each family; empty if shunt must not capture it
-    /// (headless, ExternalName, another proxy's, opted out).
+    /// Its ClusterIPs, one for each family; empty if shunt must not capture it.
     pub cluster_ips: Vec<IpAddr>,
+    /// Why shunt must not capture it, if so.
+    pub exempt: Option<Exempt>,
     /// Its TCP and UDP ports.
     pub ports: Vec<ServicePort>,
+    /// Name and number of its SCTP ports, which are kube-proxy's.
+    pub sctp_ports: Vec<(Arc<str>, u16)>,
     /// `internalTrafficPolicy: Local`.
     pub local_only: bool,
     /// `sessionAffinity: ClientIP`, with its timeout in seconds.
@@ -70,6 +73,21 @@ pub struct Service {
     pub has_distribution: bool,
     /// Annotation `shunt.dev/splice: "on"`.
     pub splice: bool,
+}
+
+/// Why a Service is not captured.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Exempt {
+    /// `type: ExternalName`.
+    ExternalName,
+    /// Label `service.kubernetes.io/service-proxy-name`, with its value.
+    OtherProxy(Arc<str>),
+    /// Annotation `shunt.dev/mode: "off"`.
+    ModeOff,
+    /// `clusterIP: None`.
+    Headless,
+    /// It has no ClusterIP, or none yet.
+    NoClusterIp,
 }
 
 /// A port of a Service.
@@ -125,6 +143,9 @@ pub struct SliceEndpoint {
     pub node: Option<Arc<str>>,
     /// The zone that it runs in.
     pub zone: Option<Arc<str>>,
+    /// Name of the pod behind it, in the namespace of the slice. Only people read
+    /// it, and the agent does not keep it.
+    pub pod: Option<Arc<str>>,
     /// `hints.forZones`.
     pub hint_zones: Vec<Arc<str>>,
     /// `hints.forNodes`.
@@ -151,6 +172,32 @@ impl Object {
         ObjectRef {
             kind,
             name: name.clone(),
+        }
+    }
+}
+
+impl EndpointSlice {
+    /// Drops what only people read: an agent holds all slices of the cluster.
+    pub fn forget_pods(&mut self) {
+        self.endpoints.iter_mut().for_each(|it| it.pod = None);
+    }
+}
+
+impl fmt::Display for Exempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ExternalName => f.write_str("it is an ExternalName, which is a DNS name only"),
+            Self::OtherProxy(name) => write!(
+                f,
+                "its label {} gives it to another proxy, {name:?}",
+                convert::PROXY_NAME
+            ),
+            Self::ModeOff => write!(f, "its annotation {} is \"off\"", convert::MODE),
+            Self::Headless => f.write_str(
+                "it is headless (clusterIP: None): DNS gives the pods' addresses, and there is \
+                 nothing to translate",
+            ),
+            Self::NoClusterIp => f.write_str("it has no ClusterIP"),
         }
     }
 }

@@ -11,6 +11,8 @@ use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::{Service, ServicePort};
 use crate::state::State;
 use crate::tables::{
@@ -18,7 +20,8 @@ use crate::tables::{
 };
 
 pub use select::{
-    Basis, Candidate, Exclusion, HintOutcome, Hints, Place, Selection, candidates, select,
+    Basis, Candidate, Exclusion, HintOutcome, Hints, Place, Selection, SliceExclusion, candidates,
+    select, target_ports,
 };
 pub use tiers::tiers;
 
@@ -31,13 +34,8 @@ pub struct Policy {
 
 /// The routing table of a node.
 pub fn plan(state: &State, node_name: &str, policy: &Policy) -> Tables {
-    let zone = state.node(node_name).and_then(|node| node.zone.as_deref());
-    let node = NodeIdentity {
-        name: node_name.to_owned(),
-        zone: zone.map(str::to_owned),
-    };
     let mut tables = Tables {
-        node,
+        node: NodeIdentity::of(node_name, state.node(node_name)),
         ..Tables::default()
     };
     for service in state.services() {
@@ -63,41 +61,30 @@ fn plan_service(
     let frontends = ports.flat_map(|port| service.cluster_ips.iter().map(move |ip| (port, *ip)));
     frontends
         .map(|(port, address)| {
-            let frontend = Frontend {
-                address,
-                port: port.port,
-                protocol: port.protocol,
-            };
-            (
-                frontend,
-                plan_port(state, service, port, address, node, policy),
-            )
+            let decision = decide(state, service, port, address, node, policy);
+            (frontend(port, address), decision.into_route(service, port))
         })
         .collect()
 }
 
-fn plan_port(
-    state: &State,
-    service: &Service,
-    port: &ServicePort,
-    address: IpAddr,
-    node: &NodeIdentity,
-    policy: &Policy,
-) -> Route {
-    let decision = decide(state, service, port, address, node, policy);
-    Route {
-        name: ServicePortName {
-            namespace: Arc::clone(&service.name.namespace),
-            service: Arc::clone(&service.name.name),
-            port: Arc::clone(&port.name),
-        },
-        verdict: decision.verdict,
-        prefer: decision.preference.prefer,
-        affinity_seconds: service.affinity_seconds,
-        splice: service.splice,
-        terminating: decision.terminating(),
-        tiers: decision.tiers,
+/// What clients of a Service port connect to.
+pub fn frontend(port: &ServicePort, address: IpAddr) -> Frontend {
+    Frontend {
+        address,
+        port: port.port,
+        protocol: port.protocol,
     }
+}
+
+/// The Service whose port a ClusterIP and port is in the table of [`plan`].
+pub fn owner<'a>(state: &'a State, wanted: &Frontend) -> Option<&'a Service> {
+    let has = |service: &Service, address| {
+        let mut ports = service.ports.iter();
+        ports.any(|port| frontend(port, address) == *wanted)
+    };
+    state
+        .services()
+        .find(|service| service.cluster_ips.iter().any(|ip| has(service, *ip)))
 }
 
 /// What is decided for a Service port of one family, and from what.
@@ -125,17 +112,35 @@ pub struct Preference {
 }
 
 /// Who says what is preferred.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PreferredBy {
     /// The annotation `shunt.dev/prefer`.
     Annotation,
     /// `trafficDistribution`, which asks for hints.
-    Distribution,
+    TrafficDistribution,
     /// The agent's flag.
     Flag,
 }
 
 impl Decision<'_> {
+    /// As the table has it.
+    pub fn into_route(self, service: &Service, port: &ServicePort) -> Route {
+        Route {
+            name: ServicePortName {
+                namespace: Arc::clone(&service.name.namespace),
+                service: Arc::clone(&service.name.name),
+                port: Arc::clone(&port.name),
+            },
+            verdict: self.verdict,
+            prefer: self.preference.prefer,
+            affinity_seconds: service.affinity_seconds,
+            splice: service.splice,
+            terminating: self.terminating(),
+            tiers: self.tiers,
+        }
+    }
+
     /// Whether the endpoints in use are on their way out, since none is ready.
     pub fn terminating(&self) -> bool {
         self.verdict == Verdict::Balance && self.selection.basis == Basis::Terminating
@@ -184,7 +189,7 @@ pub fn decide<'a>(
 fn preference(service: &Service, policy: &Policy) -> Preference {
     let (prefer, by) = match service.prefer {
         Some(prefer) => (prefer, PreferredBy::Annotation),
-        None if service.has_distribution => (Prefer::Hints, PreferredBy::Distribution),
+        None if service.has_distribution => (Prefer::Hints, PreferredBy::TrafficDistribution),
         None => (policy.prefer, PreferredBy::Flag),
     };
     Preference { prefer, by }

@@ -169,7 +169,9 @@ impl RouteReport {
         if self.terminating {
             text += "; terminating ones, since none is ready";
         }
-        if let Some(seconds) = self.affinity_seconds {
+        if let Some(seconds) = self.affinity_seconds
+            && self.verdict == Verdict::Balance
+        {
             text += &format!("; affinity first ({seconds} s)");
         }
         text
@@ -198,7 +200,7 @@ fn endpoints(all: &[SocketAddr], wide: bool) -> String {
 }
 
 /// The word that the JSON form has for it.
-fn word(value: &impl Serialize) -> String {
+pub(crate) fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         _ => String::new(),
@@ -222,7 +224,7 @@ fn order<'a>(
     )
 }
 
-fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
+pub(crate) fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
     RouteReport {
         namespace: route.name.namespace.to_string(),
         service: route.name.service.to_string(),
@@ -240,7 +242,7 @@ fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
     }
 }
 
-fn tier_report(tier: &Tier) -> TierReport {
+pub(crate) fn tier_report(tier: &Tier) -> TierReport {
     let mut endpoints: Vec<_> = tier
         .endpoints
         .iter()

@@ -80,14 +80,27 @@ impl State {
         })
     }
 
+    /// A Service, by name.
+    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    /// Slices of the Service that were rejected.
+    pub fn rejected_slices(&self, service: &ObjectName) -> impl Iterator<Item = &ObjectName> {
+        let rejected = self.rejected.iter();
+        rejected
+            .filter(move |(_, about)| about.as_ref() == Some(service))
+            .map(|(name, _)| name)
+    }
+
+    /// Documents that can't be read, so that it is not known what they are about.
+    pub fn unreadable(&self) -> usize {
+        self.unreadable
+    }
+
     /// Whether there may be endpoints of the Service that are not known.
     pub fn may_lack_endpoints(&self, service: &ObjectName) -> bool {
-        self.unreadable > 0
-            || self
-                .rejected
-                .values()
-                .flatten()
-                .any(|about| about == service)
+        self.unreadable > 0 || self.rejected_slices(service).next().is_some()
     }
 
     fn insert(&mut self, object: Object) {

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::Node;
+
 /// Everything that shunt does on one node.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Tables {
@@ -206,6 +208,17 @@ pub enum Prefer {
     Hints,
     /// Exactly kube-proxy's set.
     None,
+}
+
+impl NodeIdentity {
+    /// The node of this name, and what is known of it.
+    pub fn of(name: &str, node: Option<&Node>) -> Self {
+        let zone = node.and_then(|node| node.zone.as_deref());
+        Self {
+            name: name.to_owned(),
+            zone: zone.map(str::to_owned),
+        }
+    }
 }
 
 impl fmt::Display for ServicePortName {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use tokio::sync::mpsc::Sender;
 
-use crate::state::Event;
+use crate::state::{Event, State};
 
 pub use folder::FolderError;
 pub use kubernetes::KubernetesError;
@@ -36,6 +36,14 @@ pub enum WatchError {
     /// It stopped without a reason.
     #[error("the source of objects ended unexpectedly")]
     Ended,
+}
+
+/// All that there is now, once, and what is wrong with it. Nothing is waited for.
+pub async fn read(source: &Source, node_name: &str) -> Result<(State, Vec<String>), WatchError> {
+    match source {
+        Source::Folder(directory) => Ok(folder::read(directory)?),
+        Source::Kubernetes => Ok(kubernetes::read(node_name).await?),
+    }
 }
 
 /// Sends events until the receiver is gone. Whatever can be waited out (an API

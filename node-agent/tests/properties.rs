@@ -2,6 +2,7 @@
 //! rule, written down a second time.
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
+mod explained;
 mod kube_proxy;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +34,11 @@ proptest! {
         let (state, complaints) = folder::read(directory.path()).unwrap();
         prop_assert_eq!(complaints, [""; 0]);
         for prefer in PREFERENCES {
-            let tables = plan(&state, NODE, &Policy { prefer });
+            let policy = Policy { prefer };
+            let tables = plan(&state, NODE, &policy);
             let report = report::routes(&tables);
             check_frontends(&cluster, &report)?;
+            explained::check(&state, &tables.node, &policy, &report)?;
             for route in &report.routes {
                 check_route(&cluster, route)?;
             }

@@ -110,17 +110,19 @@ fn tier(range: &TierRange, slots: &[Slot]) -> Tier {
     let slots = slots
         .get(start..start + range.count() as usize)
         .unwrap_or_default();
-    let endpoint = |slot: &Slot| Endpoint {
-        address: (
-            address::to_ip(slot.address()),
-            u16::from_be_bytes(slot.port()),
-        )
-            .into(),
-        local: slot.is_local(),
-    };
     Tier {
         scope: scope(range.scope()),
-        endpoints: slots.iter().map(endpoint).collect(),
+        endpoints: slots.iter().map(Endpoint::from).collect(),
+    }
+}
+
+impl From<&Slot> for Endpoint {
+    fn from(slot: &Slot) -> Self {
+        let port = u16::from_be_bytes(slot.port());
+        Self {
+            address: (address::to_ip(slot.address()), port).into(),
+            local: slot.is_local(),
+        }
     }
 }
 

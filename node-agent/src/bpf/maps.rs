@@ -7,13 +7,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockHash};
 use shunt_common::{
-    Counter, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketEntry,
-    SocketKey, capacity, map,
+    Affinity, AffinityKey, Counter, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot,
+    SlotKey, SocketEntry, SocketKey, capacity, map,
 };
 
 use super::pins::Pins;
 use super::sys;
-use crate::apply::{Maps, Record, Snapshot, WriteError};
+use crate::apply::{Maps, Record, Snapshot, WriteError, decode, service_key};
+use crate::tables::{Frontend, Route};
 
 /// How many elements one batch call writes: small enough to be freed of other
 /// work in between, large enough that the call itself costs nothing.
@@ -29,6 +30,7 @@ pub struct KernelMaps {
     node: Array<MapData, Node>,
     heartbeat: Array<MapData, Heartbeat>,
     counters: PerCpuArray<MapData, u64>,
+    affinity: HashMap<MapData, AffinityKey, Affinity>,
     sockets: HashMap<MapData, SocketKey, SocketEntry>,
     splice: SockHash<MapData, SocketKey>,
 }
@@ -74,6 +76,7 @@ impl KernelMaps {
             node: open(pins, map::NODE, Map::Array)?,
             heartbeat: open(pins, map::HEARTBEAT, Map::Array)?,
             counters: open(pins, map::COUNTERS, Map::PerCpuArray)?,
+            affinity: open(pins, map::AFFINITY, Map::LruHashMap)?,
             sockets: open(pins, map::SOCKETS, Map::HashMap)?,
             splice: open(pins, map::SPLICE, Map::SockHash)?,
         })
@@ -143,6 +146,24 @@ impl KernelMaps {
             .into_iter()
             .filter_map(|key| Some((key, self.sockets.get(&key, 0).ok()?)))
             .collect())
+    }
+
+    /// The endpoint that a client keeps to, if it does. Looking does not count as
+    /// use of the entry (`htab_lru_map_lookup_elem_sys` in `kernel/bpf/hashtab.c`).
+    pub fn affinity(&self, client: &AffinityKey) -> Result<Option<Affinity>, ReadError> {
+        match self.affinity.get(client, 0) {
+            Ok(affinity) => Ok(Some(affinity)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(reading(map::AFFINITY)(error)),
+        }
+    }
+
+    /// The route of a Service port, if there is one.
+    pub fn route(&self, frontend: &Frontend) -> Option<Route> {
+        let key = service_key(frontend);
+        let record = self.record(key).filter(is_whole);
+        let record = record.or_else(|| self.record(key))?;
+        Some(decode(&record).1)
     }
 
     /// The name of a Service port, if it is still there.

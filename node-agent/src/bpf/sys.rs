@@ -22,7 +22,7 @@ pub(super) struct LinkInfo {
     pub(super) cgroup_id: u64,
 }
 
-/// Cookie of this process's network namespace (`SO_NETNS_COOKIE`, Linux 5.14):
+/// Cookie of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14):
 /// the host's, where the agent is meant to run.
 pub(super) fn netns_cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;

@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::warn;
 
 use super::{
-    EndpointSlice, Kind, Node, ObjectName, ObjectRef, Service, ServicePort, SliceEndpoint,
+    EndpointSlice, Exempt, Kind, Node, ObjectName, ObjectRef, Service, ServicePort, SliceEndpoint,
     SlicePort,
 };
 use crate::tables::{Prefer, Protocol};
@@ -91,16 +91,22 @@ pub fn service(service: core::Service) -> Result<Service, Rejected> {
     let annotations = service.metadata.annotations.unwrap_or_default();
     let labels = service.metadata.labels.unwrap_or_default();
     let spec = service.spec.unwrap_or_default();
-    let captured = is_captured(&spec, &labels, &annotations);
-    let cluster_ips = if captured {
-        cluster_ips(&spec).map_err(rejected)?
-    } else {
-        Vec::new()
+    let mut exempt = exempt(&spec, &labels, &annotations);
+    let cluster_ips = match exempt {
+        None => cluster_ips(&spec).map_err(rejected)?,
+        Some(_) => Vec::new(),
     };
-    let ports = spec.ports.as_deref().unwrap_or_default();
-    let ports = ports.iter().filter_map(|it| service_port(it).transpose());
+    if exempt.is_none() && cluster_ips.is_empty() {
+        exempt = Some(Exempt::NoClusterIp);
+    }
+    let all_ports = spec.ports.as_deref().unwrap_or_default();
+    let ports = all_ports
+        .iter()
+        .filter_map(|it| service_port(it).transpose());
     Ok(Service {
         cluster_ips,
+        exempt,
+        sctp_ports: all_ports.iter().filter_map(sctp_port).collect(),
         ports: ports.collect::<Result<_, _>>().map_err(rejected)?,
         local_only: spec.internal_traffic_policy.as_deref() == Some("Local"),
         affinity_seconds: affinity_seconds(&spec),
@@ -197,14 +203,21 @@ fn reject(kind: Kind, name: &ObjectName, service: Option<ObjectName>, reason: Re
 
 /// kube-proxy leaves out headless Services, ExternalNames and those with the
 /// label for another proxy (`pkg/proxy/util/utils.go`, `ShouldSkipService`).
-fn is_captured(
+fn exempt(
     spec: &core::ServiceSpec,
     labels: &BTreeMap<String, String>,
     annotations: &BTreeMap<String, String>,
-) -> bool {
-    spec.type_.as_deref() != Some("ExternalName")
-        && !labels.contains_key(PROXY_NAME)
-        && annotations.get(MODE).map(String::as_str) != Some("off")
+) -> Option<Exempt> {
+    if spec.type_.as_deref() == Some("ExternalName") {
+        return Some(Exempt::ExternalName);
+    }
+    if let Some(proxy) = labels.get(PROXY_NAME) {
+        return Some(Exempt::OtherProxy(Arc::from(proxy.as_str())));
+    }
+    if annotations.get(MODE).map(String::as_str) == Some("off") {
+        return Some(Exempt::ModeOff);
+    }
+    (spec.cluster_ip.as_deref() == Some("None")).then_some(Exempt::Headless)
 }
 
 fn cluster_ips(spec: &core::ServiceSpec) -> Result<Vec<IpAddr>, Reason> {
@@ -231,6 +244,12 @@ fn service_port(port: &core::ServicePort) -> Result<Option<ServicePort>, Reason>
         port: port_number(port.port)?,
         protocol,
     }))
+}
+
+fn sctp_port(port: &core::ServicePort) -> Option<(Arc<str>, u16)> {
+    let name = Arc::from(port.name.as_deref().unwrap_or_default());
+    let is_sctp = port.protocol.as_deref() == Some("SCTP");
+    Some((name, u16::try_from(port.port).ok()?)).filter(|_| is_sctp)
 }
 
 fn slice_port(port: &discovery::EndpointPort) -> Result<Option<SlicePort>, Reason> {
@@ -273,6 +292,11 @@ fn slice_endpoint(
         terminating: conditions.terminating.unwrap_or(false),
         node: endpoint.node_name.map(arc),
         zone: endpoint.zone.map(arc),
+        pod: endpoint
+            .target_ref
+            .filter(|target| target.kind.as_deref() == Some("Pod"))
+            .and_then(|target| target.name)
+            .map(arc),
         hint_zones: hints
             .for_zones
             .into_iter()

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::model::{EndpointSlice, ServicePort, SliceEndpoint};
+use serde::{Deserialize, Serialize};
+
+use crate::model::{EndpointSlice, ObjectName, ServicePort, SliceEndpoint};
 use crate::tables::{Endpoint, Scope};
 
 /// Where the choice is made.
@@ -28,6 +30,8 @@ pub struct Candidate<'a> {
     pub endpoint: Endpoint,
     /// What its slice says of it.
     pub of_slice: &'a SliceEndpoint,
+    /// The name of that slice.
+    pub slice: &'a ObjectName,
 }
 
 /// kube-proxy's choice among the candidates of a Service port.
@@ -44,7 +48,8 @@ pub struct Selection<'a> {
 }
 
 /// Which conditions an endpoint must meet.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Basis {
     /// Ready.
     Ready,
@@ -82,7 +87,8 @@ pub enum HintOutcome {
 }
 
 /// Why an endpoint is not in a set.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Exclusion {
     /// Not ready.
     NotReady,
@@ -115,14 +121,13 @@ pub fn candidates<'a>(
     place: &Place<'_>,
 ) -> Vec<Candidate<'a>> {
     let mut by_address: BTreeMap<SocketAddr, Candidate<'a>> = BTreeMap::new();
-    for slice in slices.filter(|slice| slice.is_ipv6 == is_ipv6) {
-        let ports = slice.ports.iter();
-        let numbers = ports
-            .filter(|it| it.name == port.name && it.protocol == port.protocol)
-            .map(|it| it.port);
+    for slice in slices {
+        let Ok(numbers) = target_ports(slice, port, is_ipv6) else {
+            continue;
+        };
         for number in numbers {
             for of_slice in &slice.endpoints {
-                let candidate = Candidate::new(of_slice, number, place);
+                let candidate = Candidate::new(slice, of_slice, number, place);
                 by_address
                     .entry(candidate.endpoint.address)
                     .and_modify(|known| {
@@ -135,6 +140,35 @@ pub fn candidates<'a>(
         }
     }
     by_address.into_values().collect()
+}
+
+/// Why a slice has no endpoint of a Service port.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SliceExclusion {
+    /// Its addresses are of the other family.
+    OtherFamily,
+    /// It has no port with the name and the protocol of the Service port.
+    NoSuchPort,
+}
+
+/// The ports of a slice that a Service port stands for; never none.
+pub fn target_ports(
+    slice: &EndpointSlice,
+    port: &ServicePort,
+    is_ipv6: bool,
+) -> Result<impl Iterator<Item = u16> + Clone, SliceExclusion> {
+    if slice.is_ipv6 != is_ipv6 {
+        return Err(SliceExclusion::OtherFamily);
+    }
+    let ports = slice.ports.iter();
+    let mut numbers = ports
+        .filter(|it| it.name == port.name && it.protocol == port.protocol)
+        .map(|it| it.port)
+        .peekable();
+    if numbers.peek().is_none() {
+        return Err(SliceExclusion::NoSuchPort);
+    }
+    Ok(numbers)
 }
 
 /// kube-proxy's choice for a ClusterIP.
@@ -183,6 +217,10 @@ impl Selection<'_> {
             Scope::Hints => self.hints.exclusion(candidate, &self.place),
             Scope::Cluster => None,
         };
+        if self.local_only {
+            // The others have no say, also about the conditions.
+            return other_node(candidate).or_else(|| self.basis.exclusion(candidate));
+        }
         self.basis.exclusion(candidate).or_else(of_scope)
     }
 }
@@ -197,6 +235,13 @@ impl Basis {
             _ if it.terminating => Some(Exclusion::NotServing),
             _ => Some(Exclusion::NotReady),
         }
+    }
+}
+
+impl Exclusion {
+    /// Whether it is for what the endpoint is, and not for where it is.
+    pub fn is_condition(self) -> bool {
+        matches!(self, Self::NotReady | Self::Terminating | Self::NotServing)
     }
 }
 
@@ -285,13 +330,22 @@ fn names(hints: &[Arc<str>], here: &str) -> bool {
 }
 
 impl<'a> Candidate<'a> {
-    fn new(of_slice: &'a SliceEndpoint, port: u16, place: &Place<'_>) -> Self {
+    fn new(
+        slice: &'a EndpointSlice,
+        of_slice: &'a SliceEndpoint,
+        port: u16,
+        place: &Place<'_>,
+    ) -> Self {
         let local = of_slice.node.as_deref() == Some(place.node);
         let endpoint = Endpoint {
             address: (of_slice.address, port).into(),
             local,
         };
-        Self { endpoint, of_slice }
+        Self {
+            endpoint,
+            of_slice,
+            slice: &slice.name,
+        }
     }
 
     fn hint_nodes(&self) -> &'a [Arc<str>] {

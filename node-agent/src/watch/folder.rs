@@ -35,8 +35,8 @@ const RETURN: Duration = Duration::from_millis(200);
 pub enum FolderError {
     /// It is not there, or is no folder, or may not be read.
     #[error(
-        "cannot read the folder of manifests {path}: --from needs a folder with Service, \
-         EndpointSlice and Node manifests (*.yaml, *.yml, *.json)"
+        "cannot read the folder of manifests {path}: --from (`shunt explain`: --manifests) needs a \
+         folder with Service, EndpointSlice and Node manifests (*.yaml, *.yml, *.json)"
     )]
     Read {
         /// The folder.

@@ -13,6 +13,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -21,11 +22,13 @@ use tracing::{info, warn};
 
 use crate::model::convert::{self, HEADLESS, PROXY_NAME, Rejected};
 use crate::model::{Kind, Object, ObjectName, ObjectRef};
-use crate::state::Event;
+use crate::state::{Event, State};
 
 /// How many events are handed on together at most, so that a long list does not
 /// wait for its end.
 const BATCH: usize = 512;
+/// How many objects are asked for at once.
+const PAGE: u32 = 500;
 
 /// Why the API can't be watched.
 #[derive(Debug, thiserror::Error)]
@@ -33,12 +36,23 @@ pub enum KubernetesError {
     /// There is no configuration.
     #[error(
         "no Kubernetes API is configured: run in a pod with a service account, or set KUBECONFIG, \
-         or read manifests with --from DIR"
+         or read the manifests of a folder with --from DIR (`shunt explain`: --manifests DIR)"
     )]
     Config(#[source] kube::config::InferConfigError),
     /// The configuration can't be used.
     #[error("cannot make a client for the Kubernetes API")]
     Client(#[source] kube::Error),
+    /// It can't be asked.
+    #[error(
+        "cannot list {kind}s of the Kubernetes API: does it answer, and may this account list them?"
+    )]
+    List {
+        /// Of which kind.
+        kind: String,
+        /// The cause.
+        #[source]
+        source: Box<kube::Error>,
+    },
 }
 
 /// Sends what the API holds, and then its changes, until the receiver is gone.
@@ -47,13 +61,85 @@ pub(super) async fn follow(
     node_name: &str,
     sender: &Sender<Vec<Event>>,
 ) -> Result<(), KubernetesError> {
-    let config = kube::Config::infer()
-        .await
-        .map_err(KubernetesError::Config)?;
+    let config = config().await?;
     info!(api = %config.cluster_url, "watching the Kubernetes API");
     let client = Client::try_from(config).map_err(KubernetesError::Client)?;
     watch(client, node_name, sender).await;
     Ok(())
+}
+
+/// What the API holds now, and what is wrong with it. Also what the agent does
+/// not ask for since it is left to other proxies, so that it can be explained.
+pub(super) async fn read(node_name: &str) -> Result<(State, Vec<String>), KubernetesError> {
+    let client = Client::try_from(config().await?).map_err(KubernetesError::Client)?;
+    let own_node = ListParams::default().fields(&format!("metadata.name={node_name}"));
+    let services = list(&client, ListParams::default(), service).await?;
+    let slices = list(&client, ListParams::default(), endpoint_slice).await?;
+    let nodes = list(&client, own_node, node).await?;
+    let (mut state, mut complaints) = (State::default(), Vec::new());
+    for object in [services, slices, nodes].into_iter().flatten() {
+        state.apply(match object {
+            Ok(object) => Event::Apply(object),
+            Err(rejected) => {
+                complaints.push(rejected.to_string());
+                Event::Reject(rejected)
+            }
+        });
+    }
+    state.apply(Event::Synced);
+    Ok((state, complaints))
+}
+
+async fn config() -> Result<kube::Config, KubernetesError> {
+    kube::Config::infer().await.map_err(KubernetesError::Config)
+}
+
+/// All objects of a kind, page by page.
+async fn list<K>(
+    client: &Client,
+    params: ListParams,
+    convert: impl Fn(K) -> Result<Option<Object>, Rejected>,
+) -> Result<Vec<Result<Object, Rejected>>, KubernetesError>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let api = Api::<K>::all(client.clone());
+    let mut params = params.limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let page = api
+            .list(&params)
+            .await
+            .map_err(|source| KubernetesError::List {
+                kind: K::kind(&()).into_owned(),
+                source: Box::new(source),
+            })?;
+        objects.extend(
+            page.items
+                .into_iter()
+                .filter_map(|it| convert(it).transpose()),
+        );
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params.continue_token = Some(token),
+            None => return Ok(objects),
+        }
+    }
+}
+
+fn service(service: Service) -> Result<Option<Object>, Rejected> {
+    Ok(Some(Object::Service(convert::service(service)?)))
+}
+
+fn endpoint_slice(slice: EndpointSlice) -> Result<Option<Object>, Rejected> {
+    Ok(convert::endpoint_slice(slice)?.map(Object::EndpointSlice))
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the form of the other kinds, which can be rejected"
+)]
+fn node(node: Node) -> Result<Option<Object>, Rejected> {
+    Ok(Some(Object::Node(convert::node(&node.metadata))))
 }
 
 async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
@@ -61,15 +147,9 @@ async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
     let not_headless = format!("!{HEADLESS}");
     let own_node = format!("metadata.name={node_name}");
     let streams = [
-        stream::<Service>(&client, config().labels(&not_another_proxys), |it| {
-            Ok(Some(Object::Service(convert::service(it)?)))
-        }),
-        stream::<EndpointSlice>(&client, config().labels(&not_headless), |it| {
-            Ok(convert::endpoint_slice(it)?.map(Object::EndpointSlice))
-        }),
-        stream::<Node>(&client, config().fields(&own_node), |it| {
-            Ok(Some(Object::Node(convert::node(&it.metadata))))
-        }),
+        stream(&client, all().labels(&not_another_proxys), service),
+        stream(&client, all().labels(&not_headless), endpoint_slice),
+        stream(&client, all().fields(&own_node), node),
     ];
     let mut trackers = streams.each_ref().map(|_| Tracker::default());
     let streams = (0..)
@@ -202,7 +282,7 @@ fn reference(kind: Kind, metadata: &ObjectMeta) -> ObjectRef {
     ObjectRef { kind, name }
 }
 
-fn config() -> watcher::Config {
+fn all() -> watcher::Config {
     watcher::Config::default()
 }
 
