@@ -61,6 +61,9 @@ pub mod map {
     pub const COUNTERS: &str = "counters";
     /// Socket storage: [`Connection`](crate::Connection).
     pub const CONNECTIONS: &str = "connections";
+    /// Cookie of a connected UDP socket (`SO_COOKIE`) → [`Connection`](crate::Connection),
+    /// for the agent, which the kernel shows no storage of UDP sockets.
+    pub const UDP_CLIENTS: &str = "udp_clients";
     /// Socket storage: [`Flows`](crate::Flows).
     pub const FLOWS: &str = "flows";
     /// [`AffinityKey`](crate::AffinityKey) → [`Affinity`](crate::Affinity); the
@@ -84,6 +87,8 @@ pub mod capacity {
     pub const SLOTS: usize = 524_288;
     /// Clients of Service ports with session affinity.
     pub const AFFINITY: usize = 65_536;
+    /// Connected UDP sockets of clients.
+    pub const UDP_CLIENTS: usize = 65_536;
     /// Addresses on this node that clients of spliced Services connect from.
     pub const NAMESPACES: usize = 4_096;
     /// Sockets that are registered for splicing.

@@ -1,8 +1,8 @@
 //! Lets aya copy the map types to and from the kernel.
 
 use crate::{
-    Affinity, AffinityKey, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
-    SocketEntry, SocketKey,
+    Affinity, AffinityKey, Connection, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName,
+    Slot, SlotKey, SocketEntry, SocketKey,
 };
 
 macro_rules! pod {
@@ -18,6 +18,7 @@ macro_rules! pod {
 pod!(
     Affinity,
     AffinityKey,
+    Connection,
     Heartbeat,
     Node,
     ServiceEntry,

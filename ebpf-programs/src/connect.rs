@@ -11,7 +11,7 @@ use shunt_common::{Connection, Counter, SELF_CHECK_ADDRESS, SELF_CHECK_PORT, Ser
 use crate::choose::{Choice, Pass, choose, now_ns};
 use crate::count::count;
 use crate::sock_addr::{Address, Family, socket};
-use crate::storage;
+use crate::{release, storage};
 
 #[btf_map(name = "connections")]
 pub(crate) static CONNECTIONS: SkStorage<Connection> = SkStorage::new();
@@ -62,7 +62,7 @@ fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
 #[inline(always)]
 fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
     let protocol = protocol(ctx).ok_or(Pass::NotOurs)?;
-    forget_connection(ctx);
+    forget_connection(ctx, protocol);
     let target = family.read(ctx);
     let is_self_check = target.ip == SELF_CHECK_ADDRESS && target.port == SELF_CHECK_PORT;
     if is_self_check && protocol == ServiceKey::TCP {
@@ -78,10 +78,11 @@ fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
     };
     let local = slot.is_local();
     let splice = splice && local && protocol == ServiceKey::TCP;
-    remember_connection(
-        ctx,
-        Connection::new(key, endpoint.ip, endpoint.port, splice),
-    )?;
+    let connection = Connection::new(key, endpoint.ip, endpoint.port, splice);
+    remember_connection(ctx, connection)?;
+    if protocol == ServiceKey::UDP {
+        release::register(ctx, &connection);
+    }
     family.write(ctx, &endpoint);
     Ok(Verdict::Endpoint { counter, local })
 }
@@ -134,11 +135,14 @@ pub(crate) fn refuse(counter: Counter) -> i32 {
 
 /// A socket may connect again after it was disconnected.
 #[inline(always)]
-fn forget_connection(ctx: &SockAddrContext) {
+fn forget_connection(ctx: &SockAddrContext, protocol: u8) {
     let socket: *mut bpf_sock = socket(ctx);
     // SAFETY: the socket is the context's. That there was nothing to delete is
     // the usual case.
-    let _ = unsafe { CONNECTIONS.delete(socket) };
+    let was_ours = unsafe { CONNECTIONS.delete(socket) }.is_ok();
+    if was_ours && protocol == ServiceKey::UDP {
+        release::unregister(ctx);
+    }
 }
 
 #[inline(always)]

@@ -11,6 +11,7 @@
 mod connect;
 mod datagram;
 mod peer_name;
+mod release;
 mod sockops;
 
 mod affinity;

@@ -38,8 +38,12 @@ impl Family {
     /// Replaces it. For V4 the address must be a mapped one.
     #[inline(always)]
     pub(crate) fn write(self, ctx: &SockAddrContext, to: &Address) {
+        // Read anew, or the compiler keeps a pointer to the field from `read` for
+        // later, which the verifier refuses as a modified context pointer.
+        // SAFETY: it is a plain pointer.
+        let context = unsafe { (&raw const ctx.sock_addr).read_volatile() };
         // SAFETY: as in `read`; no other reference to the context is alive.
-        let context = unsafe { &mut *ctx.sock_addr };
+        let context = unsafe { &mut *context };
         let words = words(&to.ip);
         match self {
             Self::V4 => context.user_ip4 = words[3],

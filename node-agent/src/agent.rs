@@ -21,8 +21,9 @@ use tracing::{debug, error, info, warn};
 use crate::apply::{Applier, WriteError};
 use crate::bpf::{
     Cgroup, CgroupError, Features, KernelMaps, LoadError, Loaded, Loader, MissingFeature, Pins,
-    PinsError, ReadError, Splicing, check_privileges, self_check, splice_members,
+    PinsError, ReadError, Splicing, UdpClients, check_privileges, self_check, splice_members,
 };
+use crate::cleanup::{self, Cleaner};
 use crate::diff::diff;
 use crate::model::Object;
 use crate::plan::{Policy, plan};
@@ -75,6 +76,9 @@ pub enum AgentError {
     /// The heartbeat can't be written.
     #[error("cannot write the heartbeat")]
     Heartbeat(#[source] WriteError),
+    /// No thread can be had.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     /// The source of objects ended.
     #[error(transparent)]
     Watch(#[from] WatchError),
@@ -134,6 +138,8 @@ struct Agent<'a> {
     loaded: Loaded,
     maps: KernelMaps,
     applier: Applier,
+    /// `None` if this kernel can't destroy sockets.
+    cleaner: Option<Cleaner>,
     state: State,
     attached: bool,
     started: Instant,
@@ -171,6 +177,7 @@ impl<'a> Agent<'a> {
             loaded,
             maps,
             applier,
+            cleaner: start_cleaner(&config.pins)?,
             state: State::default(),
             attached: false,
             started: now,
@@ -204,6 +211,9 @@ impl<'a> Agent<'a> {
         self.delete_retired(now);
         if !self.attached {
             self.attach()?;
+        }
+        if let Some(cleaner) = &mut self.cleaner {
+            cleaner.observe(&self.state);
         }
         Ok(())
     }
@@ -278,6 +288,15 @@ impl<'a> Agent<'a> {
             .min()
             .unwrap_or(far)
     }
+}
+
+fn start_cleaner(pins: &Pins) -> Result<Option<Cleaner>, AgentError> {
+    if let Err(reason) = cleanup::probe() {
+        warn!(%reason, "connected UDP sockets stay with an endpoint that is gone");
+        return Ok(None);
+    }
+    let cleaner = Cleaner::start(UdpClients::open(pins)?).map_err(AgentError::Thread)?;
+    Ok(Some(cleaner))
 }
 
 /// Takes out the programs of another version, whose work this one's now do.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use shunt_common::{Node, SlotKey};
 
 pub(crate) use layout::decode;
-pub use layout::service_key;
+pub use layout::{frontend, service_key};
 pub use maps::{Maps, Record, Snapshot, WriteError};
 pub use memory::MemoryMaps;
 

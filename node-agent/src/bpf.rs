@@ -22,9 +22,11 @@ mod sys;
 
 pub use cgroup::{Cgroup, CgroupError};
 pub use client::{Client, ClientError};
-pub use features::{Features, MissingFeature, Offsets, Splicing, check_privileges};
+pub use features::{
+    Features, MissingFeature, Offsets, Splicing, check_privileges, may_enter_namespaces,
+};
 pub use inspect::{Attachment, ProgramState, cgroup_path, programs};
 pub use loader::{LoadError, Loaded, Loader};
-pub use maps::{Fill, KernelMaps, ReadError, splice_members};
+pub use maps::{Fill, KernelMaps, ReadError, UdpClients, splice_members};
 pub use pins::{Pins, PinsError, PinsLock};
 pub use self_check::{SelfCheckError, self_check};

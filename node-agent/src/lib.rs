@@ -8,12 +8,14 @@ pub mod watch;
 pub mod state;
 
 pub mod plan;
+pub mod serving;
 pub mod tables;
 
 pub mod diff;
 
 pub mod apply;
 pub mod bpf;
+pub mod cleanup;
 
 pub mod agent;
 

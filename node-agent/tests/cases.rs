@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::discovery::v1 as discovery;
 use node_agent::model::{Object, ServicePort, convert};
 use node_agent::plan::{Candidate, Place, Policy, candidates, plan, select};
+use node_agent::serving::Serving;
 use node_agent::state::{Event, State};
 use node_agent::tables::{Frontend, Prefer, Protocol, Scope, Tables, Verdict};
 use serde_json::{Value, json};
@@ -15,16 +16,14 @@ use serde_json::{Value, json};
 const CLUSTER_IP: &str = "10.96.0.10";
 const CLUSTER_IP_V6: &str = "fd00:96::10";
 
-/// Kinds whose cases say nothing that a plan decides: what is done to flows of
-/// the past, session affinity, metrics, health checks, NodePorts. They become
-/// tests together with the features that they are about.
-const NOT_OF_THE_PLAN: [&str; 7] = [
+/// Kinds whose cases are about what shunt does not do: how kube-proxy counts its
+/// changes, metrics, health checks, NodePorts.
+const NOT_OURS: [&str; 6] = [
     "change",
     "cleanup",
     "metric",
     "health",
     "affinity",
-    "udp-cleanup",
     "nodeport-localhost",
 ];
 
@@ -40,7 +39,8 @@ fn every_case_of_kube_proxy_holds() {
             "transition" => check_transition(case),
             "flow" => check_flow(case),
             "service" => check_service(case),
-            other => assert!(NOT_OF_THE_PLAN.contains(&other), "unknown kind {other}"),
+            "udp-cleanup" => check_udp_cleanup(case),
+            other => assert!(NOT_OURS.contains(&other), "unknown kind {other}"),
         }
         *ran.entry(kind.to_owned()).or_default() += 1;
     }
@@ -216,6 +216,78 @@ fn check_service(case: &Value) {
             "{case}"
         );
     }
+}
+
+/// Sockets that shunt sent from a ClusterIP to a backend. Those that it did not
+/// send anywhere are kube-proxy's: to other addresses, never translated, SCTP.
+fn check_udp_cleanup(case: &Value) {
+    for row in list(&case["rows"]) {
+        let Some(backend) = row["backend"]
+            .as_str()
+            .filter(|_| row["protocol"] != "SCTP")
+        else {
+            continue;
+        };
+        let address = match text(&row["to"]) {
+            "clusterIP" => CLUSTER_IP,
+            "loadBalancerIP" => "192.0.2.4",
+            "externalIP" => "198.51.100.7",
+            "nodePort" => "192.168.77.1",
+            other => panic!("to {other}: {case}"),
+        };
+        let port = match text(&row["port"]) {
+            "service-port" => 80,
+            "another-port" => 81,
+            "node-port" => 30080,
+            other => panic!("port {other}: {case}"),
+        };
+        let frontend = frontend(address, port, text(&row["protocol"]));
+        let lost =
+            Serving::of(&serving_state(case, row)).has_lost(&frontend, &backend.parse().unwrap());
+        let expected = row["expect"] == "delete" && row["to"] == "clusterIP";
+        assert_eq!(lost, expected, "{row}");
+    }
+}
+
+/// As those of a Service with publishNotReadyAddresses. kube-proxy forgets their
+/// flows, which goes unnoticed.
+#[test]
+fn a_backend_that_is_ready_but_does_not_serve_keeps_its_sockets() {
+    let ports = json!([{"port": 80, "protocol": "UDP"}]);
+    let service = json!({"name": "cart", "clusterIP": CLUSTER_IP, "ports": ports});
+    let endpoint = json!({"addresses": ["10.240.0.4"], "ready": true, "serving": false});
+    let slice = json!({"name": "cart-1", "service": "cart", "addressType": "IPv4",
+                       "ports": [{"port": 9090, "protocol": "UDP"}], "endpoints": [endpoint]});
+    let state = state(&json!({"node": {"name": "n1"}}), [&service], [&slice]);
+    let frontend = frontend(CLUSTER_IP, 80, "UDP");
+    let has_lost =
+        |backend: &str| Serving::of(&state).has_lost(&frontend, &backend.parse().unwrap());
+    assert!(!has_lost("10.240.0.4:9090") && has_lost("10.240.0.4:8080"));
+}
+
+/// A Service over UDP and TCP, with the backend as the row says, and with one
+/// that serves unless the row has none.
+fn serving_state(case: &Value, row: &Value) -> State {
+    let ports = ["UDP", "TCP"].map(|protocol| json!({"port": 80, "protocol": protocol}));
+    let service = json!({"name": "cart", "clusterIP": CLUSTER_IP, "ports": ports});
+    let mut endpoints = Vec::new();
+    if row["serving_endpoints"] != 0 {
+        endpoints.push(json!({"addresses": ["10.240.0.4"]}));
+    }
+    match text(&row["backend_is"]) {
+        "not serving" => {
+            endpoints.push(json!({"addresses": ["10.240.1.5"], "ready": false, "serving": false}))
+        }
+        "serving, terminating" => {
+            endpoints[0] = json!({"addresses": ["10.240.0.4"], "ready": false, "serving": true, "terminating": true});
+            endpoints.push(json!({"addresses": ["10.240.0.9"]}));
+        }
+        "serving" | "no longer listed" | "serving address, old port" => {}
+        other => panic!("backend is {other}: {case}"),
+    }
+    let ports = ["UDP", "TCP"].map(|protocol| json!({"port": 9090, "protocol": protocol}));
+    let slice = json!({"name": "cart-1", "service": "cart", "addressType": "IPv4", "ports": ports, "endpoints": endpoints});
+    state(&json!({"node": {"name": "n1"}}), [&service], [&slice])
 }
 
 /// `drop` is what kube-proxy does for `Local` without a local endpoint; shunt

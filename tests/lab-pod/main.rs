@@ -6,6 +6,7 @@ mod bench;
 mod connect;
 mod own;
 mod serve;
+mod session;
 mod socket;
 mod stream;
 mod udp;
@@ -33,6 +34,8 @@ enum Command {
     Load(LoadArgs),
     /// Send datagrams and report who answered.
     Udp(UdpArgs),
+    /// Open one socket and use it as standard input says.
+    Session(SessionArgs),
     /// Measure connections a second.
     BenchConnect(BenchArgs),
     /// Measure echo round trips.
@@ -114,6 +117,20 @@ struct UdpArgs {
 }
 
 #[derive(Args)]
+struct SessionArgs {
+    kind: SessionKind,
+    to: SocketAddr,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum SessionKind {
+    Tcp,
+    /// Unconnected: each datagram names its target.
+    Udp,
+    ConnectedUdp,
+}
+
+#[derive(Args)]
 struct BenchArgs {
     to: SocketAddr,
     #[arg(long, default_value_t = 1.0)]
@@ -166,6 +183,7 @@ fn main() -> Result<()> {
         Command::Connect(args) => connect::run(&args),
         Command::Load(args) => connect::load(&args),
         Command::Udp(args) => udp::ask(&args),
+        Command::Session(args) => session::run(&args),
         Command::BenchConnect(args) => bench::connect(&args),
         Command::BenchPingpong(args) => bench::ping_pong(&args),
         Command::Stream(args) => stream::run(&args),

@@ -1,6 +1,6 @@
 //! Guards of running processes.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -45,6 +45,18 @@ impl Process {
             "lab-pod ended without the expected report"
         );
         serde_json::from_str(&line).with_context(|| format!("parse report {line}"))
+    }
+
+    /// Writes a line to standard input and waits for the report that it brings.
+    pub fn command<T: DeserializeOwned>(&mut self, line: &str) -> Result<T> {
+        self.tell(line)?;
+        self.report()
+    }
+
+    /// Writes a line to standard input.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        let stdin = self.child.stdin.as_mut().context("standard input")?;
+        writeln!(stdin, "{line}").context("write to lab-pod")
     }
 
     /// Closes standard input, which ends those that wait for it, and waits for

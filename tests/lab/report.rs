@@ -91,6 +91,17 @@ pub struct UdpReport {
     pub errno: Option<String>,
 }
 
+/// What one command to a `session` came to.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct SessionReport {
+    /// getsockname() afterwards: another port if the kernel has taken it back.
+    pub local: SocketAddr,
+    /// What the server called itself; empty if none was asked.
+    pub id: Option<String>,
+    /// Why it failed, as in [`ConnectReport::errno`].
+    pub errno: Option<String>,
+}
+
 /// Result of `bench-connect`.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct ConnectBench {

@@ -92,7 +92,8 @@ pub(crate) fn decode_node(node: &Node) -> NodeIdentity {
     }
 }
 
-fn frontend(key: &ServiceKey) -> Frontend {
+/// The Service port of a key.
+pub fn frontend(key: &ServiceKey) -> Frontend {
     let protocol = if key.protocol() == ServiceKey::UDP {
         Protocol::Udp
     } else {

@@ -134,6 +134,16 @@ pub fn check_privileges() -> Result<(), MissingFeature> {
     }
 }
 
+/// Whether this process may enter the network namespaces of all others: they are
+/// found through `/proc/PID/ns`, which the kernel guards as it does ptrace(2).
+/// Without /proc, that is not known, and taken to be so.
+pub fn may_enter_namespaces() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let (sys_ptrace, sys_admin) = (19, 21);
+    effective_capabilities(&status)
+        .is_none_or(|it| it >> sys_ptrace & 1 == 1 && it >> sys_admin & 1 == 1)
+}
+
 /// Numbers of `include/uapi/linux/capability.h`. CAP_SYS_ADMIN stands for
 /// CAP_BPF and CAP_PERFMON (capabilities(7)).
 fn suffice(capabilities: u64) -> bool {

@@ -43,9 +43,10 @@ const fn splicing(name: &'static str) -> ProgramRow {
     }
 }
 
-pub(super) const PROGRAMS: [ProgramRow; 10] = [
+pub(super) const PROGRAMS: [ProgramRow; 11] = [
     splicing("redirect"),
     splicing("sock_ops"),
+    routing("sock_release"),
     routing("getpeername4"),
     routing("getpeername6"),
     routing("recvmsg4"),
@@ -57,7 +58,7 @@ pub(super) const PROGRAMS: [ProgramRow; 10] = [
 ];
 
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 13] = [
+const MAPS: [(&str, usize, usize); 14] = [
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -73,6 +74,7 @@ const MAPS: [(&str, usize, usize); 13] = [
     (map::HEARTBEAT, 4, size_of::<Heartbeat>()),
     (map::COUNTERS, 4, size_of::<u64>()),
     (map::CONNECTIONS, 4, size_of::<Connection>()),
+    (map::UDP_CLIENTS, 8, size_of::<Connection>()),
     (map::FLOWS, 4, size_of::<Flows>()),
     (
         map::AFFINITY,
@@ -321,6 +323,7 @@ fn load_splice_programs(ebpf: &mut Ebpf) -> Result<(), LoadError> {
 fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
     let loaded = match program(ebpf, name)? {
         Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SkMsg(program) => program.load(),
         _ => return Err(LoadError::Absent(name)),
@@ -338,6 +341,12 @@ fn attach_to_cgroup(
     let mode = CgroupAttachMode::Single;
     let link = match program {
         Program::CgroupSockAddr(program) => {
+            let link = program
+                .attach(file, mode)
+                .and_then(|id| program.take_link(id));
+            link.map(|link| link.try_into().map_err(io::Error::other))
+        }
+        Program::CgroupSock(program) => {
             let link = program
                 .attach(file, mode)
                 .and_then(|id| program.take_link(id));

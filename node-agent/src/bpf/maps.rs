@@ -7,8 +7,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockHash};
 use shunt_common::{
-    Affinity, AffinityKey, Counter, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot,
-    SlotKey, SocketEntry, SocketKey, capacity, map,
+    Affinity, AffinityKey, Connection, Counter, Heartbeat, Node, ServiceEntry, ServiceKey,
+    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, capacity, map,
 };
 
 use super::pins::Pins;
@@ -59,6 +59,25 @@ pub struct ReadError {
 /// bytes that would go with it.
 pub fn splice_members(pins: &Pins) -> Result<usize, ReadError> {
     members(&open(pins, map::SPLICE, Map::SockHash)?)
+}
+
+/// What the connect hook keeps of connected UDP sockets.
+pub struct UdpClients(HashMap<MapData, u64, Connection>);
+
+impl UdpClients {
+    /// Opens the pinned map.
+    pub fn open(pins: &Pins) -> Result<Self, ReadError> {
+        open(pins, map::UDP_CLIENTS, Map::LruHashMap).map(Self)
+    }
+
+    /// By the socket's cookie.
+    pub fn get(&self, cookie: u64) -> Result<Option<Connection>, ReadError> {
+        match self.0.get(&cookie, 0) {
+            Ok(connection) => Ok(Some(connection)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(reading(map::UDP_CLIENTS)(error)),
+        }
+    }
 }
 
 fn members(splice: &SockHash<MapData, SocketKey>) -> Result<usize, ReadError> {

@@ -14,6 +14,7 @@ use crate::bpf::{
     Attachment, Cgroup, Features, Fill, KernelMaps, ProgramState, Splicing, cgroup_path,
     check_privileges, programs,
 };
+use crate::cleanup;
 use crate::report::plain_table;
 
 /// Programs and where they are attached, how full the maps are, the agent's
@@ -36,7 +37,8 @@ struct StatusReport {
     node: String,
     zone: Option<String>,
     agent: AgentStatus,
-    splicing: SplicingStatus,
+    splicing: FeatureStatus,
+    udp_cleanup: FeatureStatus,
     programs: Vec<ProgramStatus>,
     maps: Vec<MapStatus>,
     counters: BTreeMap<&'static str, u64>,
@@ -52,8 +54,9 @@ struct AgentStatus {
     stale: bool,
 }
 
+/// What a kernel may lack without shunt being of no use.
 #[derive(Debug, Serialize)]
-struct SplicingStatus {
+struct FeatureStatus {
     available: bool,
     /// Why not.
     reason: Option<String>,
@@ -91,7 +94,8 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
         node: node.name().to_owned(),
         zone: Some(node.zone().to_owned()).filter(|zone| !zone.is_empty()),
         agent: agent_status(&maps.heartbeat()?, since_boot_ns()),
-        splicing: splicing_status(&Features::probe().splicing()),
+        splicing: splicing_status(Features::probe().splicing()),
+        udp_cleanup: FeatureStatus::new(cleanup::probe().err().map(|it| it.to_string())),
         programs: programs(&pins).into_iter().map(program_status).collect(),
         maps: maps.fill()?.into_iter().map(map_status).collect(),
         counters: Counter::ALL
@@ -114,17 +118,28 @@ fn agent_status(heartbeat: &Heartbeat, now_ns: u64) -> AgentStatus {
     }
 }
 
-fn splicing_status(splicing: &Splicing) -> SplicingStatus {
-    match splicing {
-        Splicing::Available(_) => SplicingStatus {
-            available: true,
-            reason: None,
-        },
-        Splicing::Unavailable(reason) => SplicingStatus {
-            available: false,
-            reason: Some(reason.clone()),
-        },
+impl FeatureStatus {
+    fn new(reason: Option<String>) -> Self {
+        Self {
+            available: reason.is_none(),
+            reason,
+        }
     }
+
+    /// For people, with what it does where it is available.
+    fn text(&self, does: &str) -> String {
+        match &self.reason {
+            None => format!("available{does}"),
+            Some(reason) => format!("off: {reason}"),
+        }
+    }
+}
+
+fn splicing_status(splicing: Splicing) -> FeatureStatus {
+    FeatureStatus::new(match splicing {
+        Splicing::Available(_) => None,
+        Splicing::Unavailable(reason) => Some(reason),
+    })
 }
 
 fn program_status(program: ProgramState) -> ProgramStatus {
@@ -176,12 +191,14 @@ fn map_status(fill: Fill) -> MapStatus {
 
 fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
     let zone = report.zone.as_deref().unwrap_or("unknown");
-    let splicing = report.splicing.reason.as_ref().map_or_else(
-        || "available, for Services with shunt.dev/splice: \"on\"".to_owned(),
-        |reason| format!("off: {reason}"),
-    );
+    let splicing = report
+        .splicing
+        .text(", for Services with shunt.dev/splice: \"on\"");
+    let udp = report
+        .udp_cleanup
+        .text(": sockets are destroyed when their endpoint stops serving");
     let head = format!(
-        "shunt {}, layout {}, pins in {}\nNode      {} (zone {zone})\nAgent     {}\nSplicing  {splicing}",
+        "shunt {}, layout {}, pins in {}\nNode      {} (zone {zone})\nAgent     {}\nSplicing  {splicing}\nUDP       {udp}",
         report.version,
         report.layout,
         report.pins.display(),
