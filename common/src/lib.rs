@@ -15,6 +15,7 @@
 
 pub mod address;
 mod affinity;
+mod choice;
 mod counter;
 mod datagram;
 mod node;
@@ -24,6 +25,7 @@ mod route;
 mod socket;
 
 pub use affinity::{Affinity, AffinityKey};
+pub use choice::{Choice, Source};
 pub use counter::Counter;
 pub use datagram::{Flow, Flows};
 pub use node::{Heartbeat, Node};

@@ -16,8 +16,6 @@ static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = Lru
 #[unsafe(no_mangle)]
 static HOST_NETNS: Global<u64> = Global::new(0);
 
-const NS_PER_SECOND: u64 = 1_000_000_000;
-
 /// The endpoint that this client keeps to.
 #[inline(always)]
 pub(crate) fn recall(
@@ -45,12 +43,9 @@ pub(crate) fn keep(
     endpoint: Slot,
     now_ns: u64,
 ) {
-    if entry.affinity_seconds() == 0 {
-        return;
+    if let Some(affinity) = entry.affinity(endpoint, now_ns) {
+        let _ = AFFINITY.insert(client(ctx, service), affinity, BPF_ANY.into());
     }
-    let until_ns = now_ns + u64::from(entry.affinity_seconds()) * NS_PER_SECOND;
-    let affinity = Affinity::new(endpoint, until_ns);
-    let _ = AFFINITY.insert(client(ctx, service), affinity, BPF_ANY.into());
 }
 
 #[inline(always)]

@@ -13,8 +13,8 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_boot_ns};
 use aya_ebpf::macros::btf_map;
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{
-    Counter, Flags, Heartbeat, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange,
-    capacity,
+    Choice, Counter, Flags, Heartbeat, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
+    Source, capacity,
 };
 
 use crate::affinity;
@@ -40,12 +40,8 @@ static NODE: Array<shunt_common::Node, 1> = Array::new();
 #[btf_map(name = "heartbeat")]
 static HEARTBEAT: Array<Heartbeat, 1> = Array::new();
 
-/// More look-ups than a binary search of any tier takes:
-/// `capacity::SLOTS` is 2^19.
-const SEARCH_STEPS: u32 = 20;
-
 /// What the table says.
-pub(crate) enum Choice {
+pub(crate) enum Answer {
     /// Go there; the counter says by what.
     Endpoint(Slot, Counter, Splice),
     Refuse,
@@ -87,7 +83,7 @@ pub(crate) fn choose(
     key: &ServiceKey,
     before: Option<&Slot>,
     now_ns: u64,
-) -> Result<Choice, Pass> {
+) -> Result<Answer, Pass> {
     match choose_once(ctx, key, before, now_ns) {
         Err(Pass::Race) => choose_once(ctx, key, before, now_ns),
         other => other,
@@ -107,7 +103,7 @@ fn choose_once(
     key: &ServiceKey,
     before: Option<&Slot>,
     now_ns: u64,
-) -> Result<Choice, Pass> {
+) -> Result<Answer, Pass> {
     // SAFETY: the reference is only copied from; see the module's head for
     // elements that are replaced meanwhile.
     let entry = *unsafe { SERVICES.get(key) }.ok_or(Pass::NoEntry)?;
@@ -119,70 +115,23 @@ fn choose_once(
         return Err(Pass::Verdict);
     }
     let before = before.or_else(|| affinity::recall(ctx, key, &entry, now_ns));
-    let mut counter = Counter::ConnectSame;
-    let mut slot = before.and_then(|slot| find(&entry, slot));
-    if slot.is_none()
-        && let Some(tier) = first_tier(&entry)
-    {
-        counter = scope_counter(tier.scope());
-        slot = Some(random(&entry, tier).ok_or(Pass::Race)?);
-    }
+    let at = |index| slot(&entry, index);
     // Copied before the entry is looked at again.
-    let slot = slot.copied();
+    let chosen = match entry.choose(before, random_below, at) {
+        Choice::Endpoint(slot, source) => Some((*slot, source_counter(source))),
+        Choice::Nothing => None,
+        Choice::Torn => return Err(Pass::Race),
+    };
     // SAFETY: as above.
     let again = unsafe { SERVICES.get(key) }.ok_or(Pass::Race)?;
     if again.table_id() != entry.table_id() {
         return Err(Pass::Race);
     }
-    let Some(slot) = slot else {
-        return Ok(Choice::Refuse);
+    let Some((slot, counter)) = chosen else {
+        return Ok(Answer::Refuse);
     };
     affinity::keep(ctx, key, &entry, slot, now_ns);
-    Ok(Choice::Endpoint(slot, counter, entry.has(Flags::SPLICE)))
-}
-
-/// `None` if nothing is usable.
-#[inline(always)]
-fn first_tier(entry: &ServiceEntry) -> Option<&TierRange> {
-    if entry.has(Flags::REFUSE) {
-        return None;
-    }
-    entry.tiers().iter().find(|tier| tier.count() > 0)
-}
-
-#[inline(always)]
-fn random(entry: &ServiceEntry, tier: &TierRange) -> Option<&'static Slot> {
-    slot(entry, tier.start() + random_below(tier.count()))
-}
-
-/// The slot of an endpoint, if it is in the set: each tier is a part of the
-/// next, so that the last one has all, sorted.
-#[inline(always)]
-fn find(entry: &ServiceEntry, wanted: &Slot) -> Option<&'static Slot> {
-    let tier = last_tier(entry)?;
-    let (mut low, mut high) = (0, tier.count());
-    for _ in 0..SEARCH_STEPS {
-        if low >= high {
-            break;
-        }
-        let middle = (low + high) / 2;
-        if slot(entry, tier.start() + middle)?.is_before(wanted) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    let slot = slot(entry, tier.start() + low)?;
-    let found = low < tier.count() && slot.is_at(wanted.address(), wanted.port());
-    found.then_some(slot)
-}
-
-#[inline(always)]
-fn last_tier(entry: &ServiceEntry) -> Option<&TierRange> {
-    if entry.has(Flags::REFUSE) {
-        return None;
-    }
-    entry.tiers().iter().rev().find(|tier| tier.count() > 0)
+    Ok(Answer::Endpoint(slot, counter, entry.has(Flags::SPLICE)))
 }
 
 /// If the element is replaced while it is read, the second look at the entry
@@ -204,11 +153,12 @@ fn random_below(count: u32) -> u32 {
 }
 
 #[inline(always)]
-fn scope_counter(scope: u32) -> Counter {
-    match scope {
-        0 => Counter::ConnectNode,
-        1 => Counter::ConnectZone,
-        2 => Counter::ConnectCluster,
-        _ => Counter::ConnectHints,
+fn source_counter(source: Source) -> Counter {
+    match source {
+        Source::Kept => Counter::ConnectSame,
+        Source::Drawn(0) => Counter::ConnectNode,
+        Source::Drawn(1) => Counter::ConnectZone,
+        Source::Drawn(2) => Counter::ConnectCluster,
+        Source::Drawn(_) => Counter::ConnectHints,
     }
 }

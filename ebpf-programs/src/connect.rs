@@ -8,7 +8,7 @@ use aya_ebpf::macros::{btf_map, cgroup_sock_addr};
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{Connection, Counter, SELF_CHECK_ADDRESS, SELF_CHECK_PORT, ServiceKey};
 
-use crate::choose::{Choice, Pass, choose, now_ns};
+use crate::choose::{Answer, Pass, choose, now_ns};
 use crate::count::count;
 use crate::sock_addr::{Address, Family, socket};
 use crate::{release, storage};
@@ -69,7 +69,7 @@ fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
         return Ok(Verdict::SelfCheck);
     }
     let key = ServiceKey::new(target.ip, target.port, protocol);
-    let Choice::Endpoint(slot, counter, splice) = choose(ctx, &key, None, now_ns())? else {
+    let Answer::Endpoint(slot, counter, splice) = choose(ctx, &key, None, now_ns())? else {
         return Ok(Verdict::Refuse);
     };
     let endpoint = Address {

@@ -12,7 +12,7 @@ use aya_ebpf::macros::{btf_map, cgroup_sock_addr};
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{Counter, Flow, Flows, ServiceKey, Slot};
 
-use crate::choose::{Choice, Pass, choose, now_ns};
+use crate::choose::{Answer, Pass, choose, now_ns};
 use crate::connect::{CONNECTIONS, PROCEED, count_endpoint, count_pass, protocol, refuse};
 use crate::count::count;
 use crate::sock_addr::{Address, Family, socket};
@@ -83,7 +83,7 @@ fn try_send(ctx: &SockAddrContext, family: Family) -> Result<Sent, Pass> {
     }
     let now_ns = now_ns();
     let before = flow_in_use(ctx, &key, now_ns);
-    let Choice::Endpoint(slot, counter, _) = choose(ctx, &key, before.as_ref(), now_ns)? else {
+    let Answer::Endpoint(slot, counter, _) = choose(ctx, &key, before.as_ref(), now_ns)? else {
         return Ok(Sent::Refused);
     };
     note_flow(ctx, Flow::new(key, slot, now_ns))?;

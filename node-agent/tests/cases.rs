@@ -3,14 +3,19 @@
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::time::Instant;
 
 use k8s_openapi::api::discovery::v1 as discovery;
+use node_agent::apply::{Applier, MemoryMaps, service_key};
+use node_agent::diff::diff;
 use node_agent::model::{Object, ServicePort, convert};
 use node_agent::plan::{Candidate, Place, Policy, candidates, plan, select};
 use node_agent::serving::Serving;
 use node_agent::state::{Event, State};
 use node_agent::tables::{Frontend, Prefer, Protocol, Scope, Tables, Verdict};
 use serde_json::{Value, json};
+use shunt_common::{Affinity, AffinityKey, Choice, Slot, Source};
 
 /// A ClusterIP for cases that name none.
 const CLUSTER_IP: &str = "10.96.0.10";
@@ -18,12 +23,11 @@ const CLUSTER_IP_V6: &str = "fd00:96::10";
 
 /// Kinds whose cases are about what shunt does not do: how kube-proxy counts its
 /// changes, metrics, health checks, NodePorts.
-const NOT_OURS: [&str; 6] = [
+const NOT_OURS: [&str; 5] = [
     "change",
     "cleanup",
     "metric",
     "health",
-    "affinity",
     "nodeport-localhost",
 ];
 
@@ -40,6 +44,7 @@ fn every_case_of_kube_proxy_holds() {
             "flow" => check_flow(case),
             "service" => check_service(case),
             "udp-cleanup" => check_udp_cleanup(case),
+            "affinity" => check_affinity(case),
             other => assert!(NOT_OURS.contains(&other), "unknown kind {other}"),
         }
         *ran.entry(kind.to_owned()).or_default() += 1;
@@ -216,6 +221,105 @@ fn check_service(case: &Value) {
             "{case}"
         );
     }
+}
+
+/// Connects one after the other, as the programs decide them from the table and
+/// from what they remember of clients. NodePorts are kube-proxy's.
+fn check_affinity(case: &Value) {
+    let mut clients: BTreeMap<AffinityKey, Affinity> = BTreeMap::new();
+    let mut names: BTreeMap<&str, Slot> = BTreeMap::new();
+    let (mut applier, mut maps) = (Applier::default(), MemoryMaps::default());
+    let steps = list(&case["steps"])
+        .iter()
+        .filter(|it| it["via"] != "nodePort");
+    for (turn, step) in (0_u32..).zip(steps) {
+        let desired = tables(&affinity_state(case, step), case);
+        let ops = diff(applier.actual(), &desired);
+        applier.apply(ops, &mut maps, Instant::now());
+        let port = if step["port"] == "https" { 443 } else { 80 };
+        let service = service_key(&frontend(CLUSTER_IP, port, "TCP"));
+        let snapshot = maps.snapshot();
+        let record = snapshot
+            .records
+            .iter()
+            .find(|it| it.key == service)
+            .unwrap();
+
+        let now_ns = (1_000 + step["t"].as_u64().unwrap()) * 1_000_000_000;
+        let address: Ipv4Addr = text(&step["client"]).parse().unwrap();
+        // A pod has a network namespace of its own, whatever runs in it.
+        let client = AffinityKey::new(address.to_bits().into(), 0, service);
+        let before = clients.get(&client).and_then(|it| it.at(now_ns));
+        // Each turn would choose another one.
+        let below = |count| turn % count;
+        let slot = |index| record.slots.get(index as usize);
+        let Choice::Endpoint(slot, source) = record.entry.choose(before, below, slot) else {
+            panic!("no endpoint: {step}: {case}");
+        };
+        let affinity = record.entry.affinity(*slot, now_ns).unwrap();
+        clients.insert(client, affinity);
+        expect_endpoint(case, step, slot, source, &mut names);
+    }
+}
+
+/// `any`, `any, call it F`, what was called so, or an endpoint of the set.
+fn expect_endpoint<'a>(
+    case: &Value,
+    step: &'a Value,
+    slot: &Slot,
+    source: Source,
+    names: &mut BTreeMap<&'a str, Slot>,
+) {
+    let expect = text(&step["expect"]);
+    match (expect.strip_prefix("any, call it "), names.get(expect)) {
+        (Some(name), _) => {
+            assert!(matches!(source, Source::Drawn(_)), "{step}: {case}");
+            names.insert(name, *slot);
+        }
+        (None, Some(known)) => {
+            assert_eq!((slot, source), (known, Source::Kept), "{step}: {case}");
+        }
+        (None, None) if expect == "any" => {
+            assert!(matches!(source, Source::Drawn(_)), "{step}: {case}");
+        }
+        (None, None) => {
+            let Some(address) = endpoint_address(expect) else {
+                panic!("expect {expect}: {case}");
+            };
+            assert_eq!(
+                *slot,
+                Slot::new(address.into(), 8080, false),
+                "{step}: {case}"
+            );
+        }
+    }
+}
+
+fn affinity_state(case: &Value, step: &Value) -> State {
+    let seconds = &case["timeout_seconds"];
+    let is_default = text(&case["from"]) == "derived: API default";
+    let config = json!({"clientIP": {"timeoutSeconds": seconds}});
+    let names = [("http", 80), ("https", 443)];
+    let ports = names.map(|(name, port)| json!({"name": name, "port": port}));
+    let service = json!({
+        "name": "cart", "clusterIP": CLUSTER_IP, "ports": ports, "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": if is_default { Value::Null } else { config },
+    });
+    let ports = names.map(|(name, _)| json!({"name": name, "port": 8080, "protocol": "TCP"}));
+    let endpoints: Vec<Value> = list(&step["set"])
+        .iter()
+        .map(|name| json!({"addresses": [endpoint_address(text(name)).unwrap()]}))
+        .collect();
+    let slice = json!({"name": "cart-1", "service": "cart", "addressType": "IPv4",
+                       "ports": ports, "endpoints": endpoints});
+    state(&json!({"node": {"name": "n1"}}), [&service], [&slice])
+}
+
+/// Of the endpoints that the cases call by these names.
+fn endpoint_address(name: &str) -> Option<Ipv4Addr> {
+    let last = (1..).zip(["X", "Y", "Z", "Remote", "Local"]);
+    let (last, _) = last.into_iter().find(|(_, it)| *it == name)?;
+    Some([10, 244, 0, last].into())
 }
 
 /// Sockets that shunt sent from a ClusterIP to a backend. Those that it did not
@@ -405,7 +509,9 @@ fn service_object(service: &Value) -> Object {
                      "labels": service["labels"]},
         "spec": {"type": service["type"], "clusterIP": service["clusterIP"],
                  "clusterIPs": service["clusterIPs"], "ports": ports,
-                 "internalTrafficPolicy": service["internalTrafficPolicy"]},
+                 "internalTrafficPolicy": service["internalTrafficPolicy"],
+                 "sessionAffinity": service["sessionAffinity"],
+                 "sessionAffinityConfig": service["sessionAffinityConfig"]},
     });
     Object::Service(convert::service(serde_json::from_value(object).unwrap()).unwrap())
 }
