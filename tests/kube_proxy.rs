@@ -3,6 +3,7 @@
 
 use lab::fixture::{Service, wait_until};
 use lab::kubernetes::{ControlPlane, ProxyMode};
+use lab::report::SessionReport;
 use lab::{Lab, Place as _};
 
 const CART: &str = "10.96.0.10:80";
@@ -48,4 +49,44 @@ fn a_pod_connects_through_nftables() {
 #[test]
 fn a_pod_connects_through_iptables() {
     a_pod_connects_through(ProxyMode::Iptables);
+}
+
+/// What shunt's README compares with: the socket moves without an error, and
+/// once nothing serves, it is refused (up to 1.36 it stayed where it was).
+#[test]
+fn a_connected_udp_socket_moves_when_its_endpoint_stops_serving() {
+    let mut lab = Lab::new("proxyudp").unwrap();
+    let n1 = lab.node("n1").unwrap();
+    let [client, one, two] = ["client", "one", "two"].map(|name| n1.pod(name, None).unwrap());
+    let _running = [&one, &two].map(|pod| pod.serve_udp("0.0.0.0:5353", pod.name()).unwrap());
+    let plane = ControlPlane::start(&n1).unwrap();
+    plane.apply(OBJECTS).unwrap();
+    let mut dns = Service {
+        protocol: "UDP",
+        target_port: 5353,
+        endpoints: vec![(one.ipv4().into(), "n1")],
+        ..Service::default()
+    };
+    plane.apply(&dns.yaml()).unwrap();
+    let _proxy = plane.kube_proxy(&n1, ProxyMode::Nftables).unwrap();
+    let mut socket = client
+        .start_lab_pod(&["session", "connected-udp", CART])
+        .unwrap();
+    let mut ask = || socket.command::<SessionReport>("ask").unwrap();
+    let first = ask();
+    assert_eq!(first.id.as_deref(), Some("one"), "{first:?}");
+
+    dns.endpoints = vec![(two.ipv4().into(), "n1")];
+    plane.apply(&dns.yaml()).unwrap();
+    wait_until("the socket has moved", || {
+        let report = ask();
+        assert_eq!((report.errno, report.local), (None, first.local));
+        report.id.as_deref() == Some("two")
+    });
+
+    dns.endpoints.clear();
+    plane.apply(&dns.yaml()).unwrap();
+    wait_until("the socket is refused", || {
+        ask().errno.as_deref() == Some("ECONNREFUSED")
+    });
 }

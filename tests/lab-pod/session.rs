@@ -15,7 +15,7 @@ use lab::report::SessionReport;
 use crate::{SessionArgs, SessionKind, socket};
 
 /// Longer than any test waits.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &SessionArgs) -> Result<()> {
     let mut session = Session::open(args.to, args.kind)?;
