@@ -157,11 +157,41 @@ fn the_agent_understands_its_flags() {
     let line = base.command_line(&base.pod()["containers"][0]);
     assert_eq!(
         line,
-        ["shunt", "agent", "--prefer=node", "--stale-after=60s"]
+        [
+            "shunt",
+            "agent",
+            "--prefer=node",
+            "--stale-after=60s",
+            "--metrics-addr=0.0.0.0:10270"
+        ]
     );
     assert!(accepts(&line));
     let wrong = ["shunt", "agent", "--prefer=moon"].map(str::to_owned);
     assert!(!accepts(&wrong), "the check would not notice a wrong value");
+}
+
+#[test]
+fn prometheus_and_the_kubelet_find_the_agent() {
+    let base = Rendered::of("base");
+    let agent = &base.pod()["containers"][0];
+    let line = base.command_line(agent);
+    let address = line
+        .iter()
+        .find_map(|word| word.strip_prefix("--metrics-addr="))
+        .unwrap();
+    let port: std::net::SocketAddr = address.parse().unwrap();
+    let port = port.port();
+    let declared = &agent["ports"][0];
+    assert_eq!(declared["containerPort"], port);
+    let metadata = &base.get("DaemonSet")["spec"]["template"]["metadata"];
+    let expected = json!({
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": port.to_string(),
+        "prometheus.io/path": "/metrics",
+    });
+    assert_eq!(metadata["annotations"], expected);
+    let expected = json!({ "path": "/healthz", "port": declared["name"] });
+    assert_eq!(agent["readinessProbe"]["httpGet"], expected);
 }
 
 #[test]
@@ -197,7 +227,13 @@ fn the_overlay_prefers_the_zone() {
     let line = overlay.command_line(&overlay.pod()["containers"][0]);
     assert_eq!(
         line,
-        ["shunt", "agent", "--prefer=zone", "--stale-after=60s"]
+        [
+            "shunt",
+            "agent",
+            "--prefer=zone",
+            "--stale-after=60s",
+            "--metrics-addr=0.0.0.0:10270"
+        ]
     );
     assert!(accepts(&line));
     // Another name, so that the agents are restarted.
@@ -229,6 +265,9 @@ fn the_overlay_uninstalls_in_place_of_the_agents() {
         panic!("one container");
     };
     assert_eq!(overlay.command_line(rest), ["sleep", "infinity"]);
+    let template = &overlay.get("DaemonSet")["spec"]["template"];
+    assert!(template["metadata"]["annotations"]["prometheus.io/scrape"].is_null());
+    assert!(rest["readinessProbe"].is_null() && rest["ports"].is_null());
 }
 
 #[test]

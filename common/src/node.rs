@@ -10,6 +10,8 @@ pub struct Node {
     name: [u8; 256],
     /// A label value has at most 63 bytes.
     zone: [u8; 64],
+    /// Where the agent serves its metrics, in words; empty if nowhere.
+    metrics: [u8; 192],
 }
 
 /// The sign of life that the dead-man switch watches.
@@ -25,7 +27,7 @@ pub struct Heartbeat {
     reserved: u32,
 }
 
-const _: () = assert!(size_of::<Node>() == 320);
+const _: () = assert!(size_of::<Node>() == 512);
 const _: () = assert!(size_of::<Heartbeat>() == 24 && align_of::<Heartbeat>() == 8);
 
 impl Node {
@@ -34,7 +36,20 @@ impl Node {
         Self {
             name: padded(name),
             zone: padded(zone),
+            metrics: [0; 192],
         }
+    }
+
+    /// The same, with where the agent serves its metrics; what is too long is
+    /// cut.
+    pub fn with_metrics(mut self, metrics: &str) -> Self {
+        self.metrics = padded(metrics);
+        self
+    }
+
+    /// Where the agent serves its metrics; empty if nowhere.
+    pub fn metrics(&self) -> &str {
+        text(&self.metrics)
     }
 
     /// The node's name; empty if no agent has been up yet.

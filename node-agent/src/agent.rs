@@ -8,8 +8,10 @@
 //! 3. write the differences, and the first heartbeat;
 //! 4. attach, or replace the programs inside the links that are there.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
 use shunt_common::Heartbeat;
@@ -18,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use tracing::{debug, error, info, warn};
 
+use crate::admin::{Admin, Served};
 use crate::apply::{Applier, WriteError};
 use crate::bpf::{
     Cgroup, CgroupError, Features, KernelMaps, LoadError, Loaded, Loader, MissingFeature, Pins,
@@ -28,7 +31,7 @@ use crate::diff::diff;
 use crate::model::Object;
 use crate::plan::{Policy, plan};
 use crate::state::{Event, State};
-use crate::watch::{self, Source, WatchError};
+use crate::watch::{self, Source, SourceHealth, WatchError};
 
 /// How often the heartbeat is written.
 const BEAT: Duration = Duration::from_secs(1);
@@ -51,6 +54,8 @@ pub struct Config {
     pub cgroup: Option<PathBuf>,
     /// Where to pin.
     pub pins: Pins,
+    /// Where to serve `/metrics` and `/healthz`, if anywhere.
+    pub metrics_address: Option<SocketAddr>,
     /// The programs pass everything once the heartbeat is older than this.
     pub stale_after: Duration,
 }
@@ -94,14 +99,22 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let cgroup = Cgroup::find(config.cgroup.as_deref())?;
     config.pins.create()?;
     let _lock = config.pins.lock()?;
-    let mut agent = Agent::start(&config, &features, cgroup)?;
+    let health = Arc::<SourceHealth>::default();
+    let admin = Admin::new(config.pins.clone(), Arc::clone(&health));
+    let mut agent = Agent::start(&config, &features, cgroup, admin.clone())?;
 
     let (sender, mut events) = mpsc::channel(QUEUE);
     let mut source = tokio::spawn(watch::run(
         config.source.clone(),
         config.node_name.clone(),
         sender,
+        health,
     ));
+    let (told, mut served) = tokio::sync::watch::channel(Served::Off);
+    agent.note_served(&served.borrow_and_update());
+    let serving = config
+        .metrics_address
+        .map(|address| tokio::spawn(admin.serve(address, told)));
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signal)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signal)?;
     let mut beat = interval(BEAT);
@@ -119,10 +132,15 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
             }
             () = sleep_until(wake.into()) => agent.reconcile()?,
             _ = beat.tick() => agent.beat()?,
+            Ok(()) = served.changed() => agent.note_served(&served.borrow_and_update()),
             ended = &mut source => return Err(source_ended(ended).into()),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
+    }
+    if let Some(serving) = serving {
+        serving.abort();
+        agent.note_served(&Served::Off);
     }
     info!(
         stale_after = %humantime::format_duration(config.stale_after),
@@ -134,6 +152,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
 /// Reads the kernel's side once and then follows the events.
 struct Agent<'a> {
     config: &'a Config,
+    admin: Admin,
     cgroup: Cgroup,
     loaded: Loaded,
     maps: KernelMaps,
@@ -146,12 +165,19 @@ struct Agent<'a> {
     /// Failed writes are due again then.
     retry_at: Option<Instant>,
     retry_wait: Duration,
+    /// Writes that failed last time.
+    pending: usize,
     /// Slots to be deleted are due then.
     retire_at: Option<Instant>,
 }
 
 impl<'a> Agent<'a> {
-    fn start(config: &'a Config, features: &Features, cgroup: Cgroup) -> Result<Self, AgentError> {
+    fn start(
+        config: &'a Config,
+        features: &Features,
+        cgroup: Cgroup,
+        admin: Admin,
+    ) -> Result<Self, AgentError> {
         let loaded = Loader::new(&config.pins, features).load()?;
         if let Splicing::Unavailable(reason) = loaded.splicing() {
             warn!(%reason, "splicing is off; connections are still routed");
@@ -173,6 +199,7 @@ impl<'a> Agent<'a> {
         );
         Ok(Self {
             config,
+            admin,
             cgroup,
             loaded,
             maps,
@@ -183,6 +210,7 @@ impl<'a> Agent<'a> {
             started: now,
             retry_at: None,
             retry_wait: RETRY_MIN,
+            pending: 0,
             retire_at: Some(now),
         })
     }
@@ -205,6 +233,7 @@ impl<'a> Agent<'a> {
         let now = Instant::now();
         let desired = plan(&self.state, &self.config.node_name, &self.config.policy);
         let ops = diff(self.applier.actual(), &desired);
+        self.pending = 0;
         if !ops.is_empty() {
             self.apply(ops, now);
         }
@@ -215,7 +244,31 @@ impl<'a> Agent<'a> {
         if let Some(cleaner) = &mut self.cleaner {
             cleaner.observe(&self.state);
         }
+        self.note_progress();
         Ok(())
+    }
+
+    /// For `/metrics` and `/healthz`.
+    fn note_progress(&self) {
+        let (routes, state) = (self.applier.actual().routes.len(), &self.state);
+        let in_step = self.pending == 0;
+        self.admin.note(|progress| {
+            progress.ready = self.attached;
+            progress.routes = routes;
+            progress.pending_routes = self.pending;
+            progress.rejected_objects = state.rejected();
+            progress.unreadable_documents = state.unreadable();
+            if in_step {
+                progress.in_step = Some(SystemTime::now());
+            }
+        });
+    }
+
+    /// For `shunt status`.
+    fn note_served(&mut self, served: &Served) {
+        if let Err(error) = self.maps.put_metrics(&served.to_string()) {
+            warn!(error = %chain(&error), "where metrics are served could not be noted");
+        }
     }
 
     fn apply(&mut self, ops: Vec<crate::diff::Op>, now: Instant) {
@@ -225,6 +278,11 @@ impl<'a> Agent<'a> {
             failed = applied.failed.len(),
             "applied"
         );
+        self.pending = applied.failed.len();
+        self.admin.note(|progress| {
+            progress.writes += applied.done as u64;
+            progress.failed_writes += applied.failed.len() as u64;
+        });
         let Some((_, error)) = applied.failed.first() else {
             self.retry_at = None;
             self.retry_wait = RETRY_MIN;

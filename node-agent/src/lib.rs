@@ -17,6 +17,7 @@ pub mod apply;
 pub mod bpf;
 pub mod cleanup;
 
+pub mod admin;
 pub mod agent;
 
 pub mod cli;

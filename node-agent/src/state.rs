@@ -30,8 +30,8 @@ pub struct State {
     nodes: BTreeMap<ObjectName, Node>,
     /// The slices of each Service.
     slices_of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
-    /// Slices that were rejected, and the Service that each is about.
-    rejected: BTreeMap<ObjectName, Option<ObjectName>>,
+    /// Objects that were rejected, and the Service that each slice is about.
+    rejected: BTreeMap<ObjectRef, Option<ObjectName>>,
     unreadable: usize,
     synced: bool,
 }
@@ -47,9 +47,7 @@ impl State {
             Event::Delete(reference) => self.remove(&reference),
             Event::Reject(rejected) => {
                 self.remove(&rejected.object);
-                if rejected.object.kind == Kind::EndpointSlice {
-                    self.rejected.insert(rejected.object.name, rejected.service);
-                }
+                self.rejected.insert(rejected.object, rejected.service);
             }
             Event::Unreadable(documents) => self.unreadable = documents,
             Event::Synced => self.synced = true,
@@ -90,7 +88,12 @@ impl State {
         let rejected = self.rejected.iter();
         rejected
             .filter(move |(_, about)| about.as_ref() == Some(service))
-            .map(|(name, _)| name)
+            .map(|(object, _)| &object.name)
+    }
+
+    /// How many objects are left out since they can't be right.
+    pub fn rejected(&self) -> usize {
+        self.rejected.len()
     }
 
     /// Documents that can't be read, so that it is not known what they are about.
@@ -124,6 +127,7 @@ impl State {
     }
 
     fn remove(&mut self, reference: &ObjectRef) {
+        self.rejected.remove(reference);
         match reference.kind {
             Kind::Service => drop(self.services.remove(&reference.name)),
             Kind::Node => drop(self.nodes.remove(&reference.name)),
@@ -132,7 +136,6 @@ impl State {
     }
 
     fn remove_slice(&mut self, name: &ObjectName) {
-        self.rejected.remove(name);
         let Some(service) = self.slices.remove(name).as_ref().and_then(owner) else {
             return;
         };

@@ -7,6 +7,8 @@ mod kubernetes;
 mod manifest;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::mpsc::Sender;
 
@@ -22,6 +24,50 @@ pub enum Source {
     Folder(PathBuf),
     /// The API of the cluster that this pod runs in, or of the kubeconfig.
     Kubernetes,
+}
+
+/// How a source is doing, for monitoring.
+#[derive(Debug)]
+pub struct SourceHealth {
+    /// One bit for each part of the source that has not answered yet, or whose
+    /// last answer was an error.
+    failing: AtomicU32,
+    errors: AtomicU64,
+}
+
+impl Default for SourceHealth {
+    fn default() -> Self {
+        Self {
+            failing: AtomicU32::new(u32::MAX),
+            errors: AtomicU64::new(0),
+        }
+    }
+}
+
+impl SourceHealth {
+    /// Of a source with so many parts, at most 32, none of which has answered.
+    fn expect(&self, parts: u32) {
+        self.failing.store((1 << parts) - 1, Ordering::Relaxed);
+    }
+
+    fn answered(&self, part: u32) {
+        self.failing.fetch_and(!(1 << part), Ordering::Relaxed);
+    }
+
+    fn failed(&self, part: u32) {
+        self.failing.fetch_or(1 << part, Ordering::Relaxed);
+        self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether every part of the source answered when it was last asked.
+    pub fn is_connected(&self) -> bool {
+        self.failing.load(Ordering::Relaxed) == 0
+    }
+
+    /// How many answers were errors.
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
 }
 
 /// Why a source can't go on.
@@ -52,9 +98,10 @@ pub async fn run(
     source: Source,
     node_name: String,
     sender: Sender<Vec<Event>>,
+    health: Arc<SourceHealth>,
 ) -> Result<(), WatchError> {
     match source {
-        Source::Folder(directory) => Ok(folder::follow(&directory, &sender).await?),
-        Source::Kubernetes => Ok(kubernetes::follow(&node_name, &sender).await?),
+        Source::Folder(directory) => Ok(folder::follow(&directory, &sender, &health).await?),
+        Source::Kubernetes => Ok(kubernetes::follow(&node_name, &sender, &health).await?),
     }
 }

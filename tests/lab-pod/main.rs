@@ -4,6 +4,7 @@
 
 mod bench;
 mod connect;
+mod http;
 mod own;
 mod serve;
 mod session;
@@ -36,6 +37,8 @@ enum Command {
     Udp(UdpArgs),
     /// Open one socket and use it as standard input says.
     Session(SessionArgs),
+    /// Ask an HTTP server and report its answer.
+    Get(GetArgs),
     /// Measure connections a second.
     BenchConnect(BenchArgs),
     /// Measure echo round trips.
@@ -131,6 +134,14 @@ enum SessionKind {
 }
 
 #[derive(Args)]
+struct GetArgs {
+    to: SocketAddr,
+    path: String,
+    #[arg(long, default_value = "10000", value_parser = milliseconds)]
+    timeout_ms: Duration,
+}
+
+#[derive(Args)]
 struct BenchArgs {
     to: SocketAddr,
     #[arg(long, default_value_t = 1.0)]
@@ -184,6 +195,7 @@ fn main() -> Result<()> {
         Command::Load(args) => connect::load(&args),
         Command::Udp(args) => udp::ask(&args),
         Command::Session(args) => session::run(&args),
+        Command::Get(args) => http::get(&args),
         Command::BenchConnect(args) => bench::connect(&args),
         Command::BenchPingpong(args) => bench::ping_pong(&args),
         Command::Stream(args) => stream::run(&args),

@@ -28,6 +28,17 @@ pub struct ConnectReport {
     pub connect_us: u64,
 }
 
+/// The answer of an HTTP server.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct HttpReport {
+    /// Such as 200.
+    pub status: u16,
+    /// Status line and headers.
+    pub head: String,
+    /// What follows them.
+    pub body: String,
+}
+
 /// Many connects.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct LoadReport {

@@ -22,6 +22,7 @@ const BATCH: usize = 1024;
 
 /// The maps of one node, opened by their pins.
 pub struct KernelMaps {
+    pins: Pins,
     services: HashMap<MapData, ServiceKey, ServiceEntry>,
     slots: HashMap<MapData, SlotKey, Slot>,
     /// The same map, for batches, which aya has no function for.
@@ -88,6 +89,7 @@ impl KernelMaps {
     /// Opens the pinned maps.
     pub fn open(pins: &Pins) -> Result<Self, ReadError> {
         Ok(Self {
+            pins: pins.clone(),
             services: open(pins, map::SERVICES, Map::HashMap)?,
             slots: open(pins, map::SLOTS, Map::HashMap)?,
             slots_fd: open_fd(pins, map::SLOTS)?,
@@ -145,6 +147,14 @@ impl KernelMaps {
             .map_err(writing(map::HEARTBEAT))
     }
 
+    /// Writes where the agent serves its metrics; the rest of the node stays.
+    pub fn put_metrics(&mut self, metrics: &str) -> Result<(), WriteError> {
+        let node = self.node.get(&0, 0).map_err(writing(map::NODE))?;
+        self.node
+            .set(0, node.with_metrics(metrics), 0)
+            .map_err(writing(map::NODE))
+    }
+
     /// All counters, added up over the CPUs, by index.
     pub fn counters(&self) -> Result<[u64; Counter::COUNT], ReadError> {
         let mut sums = [0; Counter::COUNT];
@@ -197,22 +207,14 @@ impl KernelMaps {
             used,
             capacity,
         };
+        let pins = &self.pins;
+        let services = count::<ServiceKey, ServiceEntry>(pins, map::SERVICES)?;
+        let slots = count::<SlotKey, Slot>(pins, map::SLOTS)?;
+        let sockets = count::<SocketKey, SocketEntry>(pins, map::SOCKETS)?;
         Ok(vec![
-            fill(
-                map::SERVICES,
-                keys(self.services.keys(), map::SERVICES)?.len(),
-                capacity::SERVICES,
-            ),
-            fill(
-                map::SLOTS,
-                keys(self.slots.keys(), map::SLOTS)?.len(),
-                capacity::SLOTS,
-            ),
-            fill(
-                map::SOCKETS,
-                keys(self.sockets.keys(), map::SOCKETS)?.len(),
-                capacity::SOCKETS,
-            ),
+            fill(map::SERVICES, services, capacity::SERVICES),
+            fill(map::SLOTS, slots, capacity::SLOTS),
+            fill(map::SOCKETS, sockets, capacity::SOCKETS),
             fill(map::SPLICE, members(&self.splice)?, capacity::SOCKETS),
         ])
     }
@@ -289,6 +291,10 @@ impl Maps for KernelMaps {
     }
 
     fn put_node(&mut self, node: Node) -> Result<(), WriteError> {
+        let node = match self.node() {
+            Ok(old) => node.with_metrics(old.metrics()),
+            Err(_) => node,
+        };
         self.node.set(0, node, 0).map_err(writing(map::NODE))
     }
 }
@@ -329,6 +335,14 @@ fn keys<K: Pod + Ord>(
     map: &'static str,
 ) -> Result<BTreeSet<K>, ReadError> {
     keys.collect::<Result<_, _>>().map_err(reading(map))
+}
+
+/// How many elements a pinned hash map has.
+fn count<K: Pod, V: Pod>(pins: &Pins, name: &'static str) -> Result<usize, ReadError> {
+    let map = open_fd(pins, name)?;
+    sys::count::<K, V>(map.as_fd())
+        .map_err(MapError::IoError)
+        .map_err(reading(name))
 }
 
 fn ignore_absent(result: Result<(), MapError>) -> Result<(), MapError> {

@@ -1,5 +1,6 @@
 //! `shunt agent`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,6 +34,10 @@ pub(super) struct AgentArgs {
     /// this long.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
     stale_after: Duration,
+    /// Serve Prometheus metrics at /metrics, and /healthz, on this address, such
+    /// as 127.0.0.1:10270. Nothing is served without it.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
     pins: PinsArgs,
 }
@@ -48,6 +53,7 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
         },
         cgroup: args.cgroup,
         pins: args.pins.pins(),
+        metrics_address: args.metrics_addr,
         stale_after: args.stale_after,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()

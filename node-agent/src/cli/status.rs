@@ -37,6 +37,8 @@ struct StatusReport {
     node: String,
     zone: Option<String>,
     agent: AgentStatus,
+    /// Where the agent serves metrics, or why not; null if it was not asked to.
+    metrics: Option<String>,
     splicing: FeatureStatus,
     udp_cleanup: FeatureStatus,
     programs: Vec<ProgramStatus>,
@@ -94,6 +96,7 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
         node: node.name().to_owned(),
         zone: Some(node.zone().to_owned()).filter(|zone| !zone.is_empty()),
         agent: agent_status(&maps.heartbeat()?, since_boot_ns()),
+        metrics: Some(node.metrics().to_owned()).filter(|text| !text.is_empty()),
         splicing: splicing_status(Features::probe().splicing()),
         udp_cleanup: FeatureStatus::new(cleanup::probe().err().map(|it| it.to_string())),
         programs: programs(&pins).into_iter().map(program_status).collect(),
@@ -198,12 +201,13 @@ fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
         .udp_cleanup
         .text(": sockets are destroyed when their endpoint stops serving");
     let head = format!(
-        "shunt {}, layout {}, pins in {}\nNode      {} (zone {zone})\nAgent     {}\nSplicing  {splicing}\nUDP       {udp}",
+        "shunt {}, layout {}, pins in {}\nNode      {} (zone {zone})\nAgent     {}\nMetrics   {}\nSplicing  {splicing}\nUDP       {udp}",
         report.version,
         report.layout,
         report.pins.display(),
         report.node,
         agent_text(&report.agent),
+        report.metrics.as_deref().unwrap_or("off"),
     );
     let mut programs = plain_table(["PROGRAM", "ATTACHED TO", "PROGRAM ID", "LINK ID"]);
     let id = |id: Option<u32>| id.map_or_else(|| "-".to_owned(), |id| id.to_string());

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use self::contents::{Contents, Update};
 use crate::state::{Event, State};
+use crate::watch::SourceHealth;
 
 /// Changes that come within this time are read together.
 const GATHER: Duration = Duration::from_millis(2);
@@ -76,7 +77,9 @@ pub fn read(directory: &Path) -> Result<(State, Vec<String>), FolderError> {
 pub(super) async fn follow(
     directory: &Path,
     sender: &Sender<Vec<Event>>,
+    health: &SourceHealth,
 ) -> Result<(), FolderError> {
+    health.expect(1);
     let failed = |source| FolderError::Read {
         path: directory.to_owned(),
         source,
@@ -88,14 +91,17 @@ pub(super) async fn follow(
     let (mut watcher, mut changes) = watch(directory)?;
     let mut first = contents.rescan(read_all(directory)?);
     first.events.push(Event::Synced);
+    health.answered(0);
     let mut alive = send(first, sender).await;
     let mut blank = BTreeMap::new();
     while alive {
         let seen = next(directory, &mut changes, &blank).await;
         if seen.folder_gone {
+            health.failed(0);
             warn!(folder = %directory.display(), "the folder of manifests is gone; its objects are kept until it is back");
             (watcher, changes) = wait_for_return(directory).await;
             info!(folder = %directory.display(), "the folder of manifests is back");
+            health.answered(0);
             alive = send(rescan(&mut contents, directory), sender).await;
             continue;
         }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use futures::stream::{BoxStream, select_all};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -23,6 +24,7 @@ use tracing::{info, warn};
 use crate::model::convert::{self, HEADLESS, PROXY_NAME, Rejected};
 use crate::model::{Kind, Object, ObjectName, ObjectRef};
 use crate::state::{Event, State};
+use crate::watch::SourceHealth;
 
 /// How many events are handed on together at most, so that a long list does not
 /// wait for its end.
@@ -60,11 +62,12 @@ pub enum KubernetesError {
 pub(super) async fn follow(
     node_name: &str,
     sender: &Sender<Vec<Event>>,
+    health: &Arc<SourceHealth>,
 ) -> Result<(), KubernetesError> {
     let config = config().await?;
     info!(api = %config.cluster_url, "watching the Kubernetes API");
     let client = Client::try_from(config).map_err(KubernetesError::Client)?;
-    watch(client, node_name, sender).await;
+    watch(client, node_name, sender, health).await;
     Ok(())
 }
 
@@ -142,7 +145,12 @@ fn node(node: Node) -> Result<Option<Object>, Rejected> {
     Ok(Some(Object::Node(convert::node(&node.metadata))))
 }
 
-async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
+async fn watch(
+    client: Client,
+    node_name: &str,
+    sender: &Sender<Vec<Event>>,
+    health: &Arc<SourceHealth>,
+) {
     let not_another_proxys = format!("!{PROXY_NAME}");
     let not_headless = format!("!{HEADLESS}");
     let own_node = format!("metadata.name={node_name}");
@@ -151,10 +159,17 @@ async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
         stream(&client, all().labels(&not_headless), endpoint_slice),
         stream(&client, all().fields(&own_node), node),
     ];
+    health.expect(streams.len() as u32);
     let mut trackers = streams.each_ref().map(|_| Tracker::default());
-    let streams = (0..)
-        .zip(streams)
-        .map(|(index, stream)| stream.map(move |it| (index, it)).boxed());
+    let streams = (0..).zip(streams).map(|(index, stream)| {
+        let health = Arc::clone(health);
+        stream
+            .filter_map(move |change| {
+                let change = observe(&health, index, change);
+                async move { change.map(|it| (index, it)) }
+            })
+            .boxed()
+    });
     let mut changes = select_all(streams).ready_chunks(BATCH);
     let mut synced = false;
     while let Some(chunk) = changes.next().await {
@@ -170,6 +185,17 @@ async fn watch(client: Client, node_name: &str, sender: &Sender<Vec<Event>>) {
             return;
         }
     }
+}
+
+/// Takes note of whether the API answered. An error is waited out.
+fn observe(health: &SourceHealth, index: usize, change: Option<Change>) -> Option<Change> {
+    match change {
+        // A list that has only begun is no answer yet.
+        Some(Change::ListBegins) => {}
+        Some(_) => health.answered(index as u32),
+        None => health.failed(index as u32),
+    }
+    change
 }
 
 /// A change of one kind of objects, reduced to the model.
@@ -235,13 +261,13 @@ impl Tracker {
     }
 }
 
-/// The changes of one kind. Errors are logged and waited out with a growing
-/// delay.
+/// The changes of one kind; `None` for an error, which is logged and waited out
+/// with a growing delay.
 fn stream<K>(
     client: &Client,
     config: watcher::Config,
     convert: impl Fn(K) -> Result<Option<Object>, Rejected> + Send + 'static,
-) -> BoxStream<'static, Change>
+) -> BoxStream<'static, Option<Change>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -253,8 +279,7 @@ where
     watcher(Api::<K>::all(client.clone()), config)
         .default_backoff()
         .inspect_err(move |error| warn!(?kind, %error, "the Kubernetes API did not answer as expected; trying again"))
-        .filter_map(|event| async { event.ok() })
-        .map(move |event| change(kind, event, &convert))
+        .map(move |event| Some(change(kind, event.ok()?, &convert)))
         .boxed()
 }
 

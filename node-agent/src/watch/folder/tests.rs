@@ -55,7 +55,7 @@ impl Followed {
         }
         let (sender, events) = channel(64);
         let path = directory.path().to_owned();
-        tokio::spawn(async move { follow(&path, &sender).await });
+        tokio::spawn(async move { follow(&path, &sender, &SourceHealth::default()).await });
         let mut followed = Self {
             directory,
             events,
@@ -169,7 +169,7 @@ async fn a_folder_that_is_replaced_is_followed_again() {
     fs::write(other.join("a.yaml"), service("cart", 81)).unwrap();
     let (sender, events) = channel(64);
     let path = folder.clone();
-    tokio::spawn(async move { follow(&path, &sender).await });
+    tokio::spawn(async move { follow(&path, &sender, &SourceHealth::default()).await });
     let mut followed = Followed {
         directory: parent,
         events,
