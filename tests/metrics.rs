@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use lab::fixture::{PATIENCE, Service, json, start, wait_until};
+use lab::fixture::{PATIENCE, READY, Service, json, start, wait_until};
+use lab::kubernetes::ControlPlane;
 use lab::report::HttpReport;
 use lab::{Lab, Node, Place as _};
 use serde_json::Value;
@@ -155,6 +156,48 @@ fn an_address_that_is_taken_stops_nothing_and_is_tried_again() {
     wait_until("it is served", || noted("http://"));
     assert_eq!(scrape(&node)["shunt_ready"], 1.0);
     assert_eq!(agent.read_log().matches(complaint).count(), 1);
+}
+
+#[test]
+fn a_source_that_is_away_is_told() {
+    let mut lab = Lab::new("away").unwrap();
+    let node = lab.node("n1").unwrap();
+    let mut plane = ControlPlane::start(&node).unwrap();
+    let objects = |zone: &str| {
+        let node = format!(
+            "apiVersion: v1\nkind: Node\nmetadata: {{name: n1, labels: \
+             {{topology.kubernetes.io/zone: {zone}}}}}\n---\n"
+        );
+        let endpoints = vec![(format!("10.244.1.{}", zone.len()).parse().unwrap(), "n1")];
+        let service = Service {
+            endpoints,
+            annotations: &[("round", zone)],
+            ..Service::default()
+        };
+        node + "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n" + &service.yaml()
+    };
+    plane.apply(&objects("z")).unwrap();
+    let args = ["--metrics-addr", ADDRESS];
+    let mut agent = node.agent_of_cluster(plane.kubeconfig(), &args).unwrap();
+    agent.wait_for_log(READY, PATIENCE).unwrap();
+    assert_eq!(scrape(&node)["shunt_source_connected"], 1.0);
+    let errors = |metrics: &BTreeMap<String, f64>| metrics["shunt_source_errors_total"];
+    assert_eq!(errors(&scrape(&node)), 0.0);
+
+    plane.stop_api_server();
+    wait_until("it is away", || {
+        scrape(&node)["shunt_source_connected"] == 0.0
+    });
+    assert!(errors(&scrape(&node)) > 0.0);
+    // It routes by what it knows.
+    assert_eq!(get(&node, "/healthz").status, 200);
+
+    plane.start_api_server().unwrap();
+    // News of each kind.
+    plane.apply(&objects("zz")).unwrap();
+    wait_until("it is back", || {
+        scrape(&node)["shunt_source_connected"] == 1.0
+    });
 }
 
 #[test]

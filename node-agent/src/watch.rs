@@ -7,8 +7,9 @@ mod kubernetes;
 mod manifest;
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::Sender;
 
@@ -27,46 +28,60 @@ pub enum Source {
 }
 
 /// How a source is doing, for monitoring.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SourceHealth {
-    /// One bit for each part of the source that has not answered yet, or whose
-    /// last answer was an error.
-    failing: AtomicU32,
+    parts: Mutex<Vec<Part>>,
     errors: AtomicU64,
 }
 
-impl Default for SourceHealth {
-    fn default() -> Self {
-        Self {
-            failing: AtomicU32::new(u32::MAX),
-            errors: AtomicU64::new(0),
-        }
-    }
+/// A part of a source, such as the watch of one kind of objects.
+#[derive(Clone, Debug, Default)]
+struct Part {
+    /// Whether it has ever answered.
+    answered: bool,
+    /// When it failed, unless it has told anything since.
+    failed: Option<Instant>,
 }
 
+/// A watch that goes on after an error has nothing to tell until something
+/// changes. So an error counts for as long as the next one could take: two times
+/// 30 s, the longest wait of kube's backoff and its timeout for connections, and
+/// some more.
+const ERROR_COUNTS: Duration = Duration::from_secs(90);
+
 impl SourceHealth {
-    /// Of a source with so many parts, at most 32, none of which has answered.
-    fn expect(&self, parts: u32) {
-        self.failing.store((1 << parts) - 1, Ordering::Relaxed);
+    /// Of a source with so many parts, none of which has answered.
+    fn expect(&self, parts: usize) {
+        *self.parts() = vec![Part::default(); parts];
     }
 
-    fn answered(&self, part: u32) {
-        self.failing.fetch_and(!(1 << part), Ordering::Relaxed);
+    fn answered(&self, part: usize) {
+        self.parts()[part] = Part {
+            answered: true,
+            failed: None,
+        };
     }
 
-    fn failed(&self, part: u32) {
-        self.failing.fetch_or(1 << part, Ordering::Relaxed);
+    fn failed(&self, part: usize, now: Instant) {
+        self.parts()[part].failed = Some(now);
         self.errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether every part of the source answered when it was last asked.
-    pub fn is_connected(&self) -> bool {
-        self.failing.load(Ordering::Relaxed) == 0
+    /// Whether every part of the source has answered, and none has failed lately.
+    pub fn is_connected(&self, now: Instant) -> bool {
+        let lately = |failed: Instant| now.saturating_duration_since(failed) < ERROR_COUNTS;
+        let parts = self.parts();
+        let is_well = |part: &Part| part.answered && !part.failed.is_some_and(lately);
+        !parts.is_empty() && parts.iter().all(is_well)
     }
 
     /// How many answers were errors.
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Vec<Part>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -103,5 +118,33 @@ pub async fn run(
     match source {
         Source::Folder(directory) => Ok(folder::follow(&directory, &sender, &health).await?),
         Source::Kubernetes => Ok(kubernetes::follow(&node_name, &sender, &health).await?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_connected_while_every_part_answers() {
+        let now = Instant::now();
+        let health = SourceHealth::default();
+        assert!(!health.is_connected(now), "not before it is asked");
+        health.expect(2);
+        health.answered(0);
+        assert!(!health.is_connected(now));
+        health.answered(1);
+        assert!(health.is_connected(now));
+
+        health.failed(1, now);
+        health.answered(0);
+        assert!(!health.is_connected(now));
+        assert!(
+            health.is_connected(now + ERROR_COUNTS),
+            "it has nothing to tell"
+        );
+        health.answered(1);
+        assert!(health.is_connected(now));
+        assert_eq!(health.errors(), 1);
     }
 }

@@ -1,7 +1,7 @@
 //! The metrics. Their names are in the README; a renamed one breaks alerts.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text::encode};
@@ -50,7 +50,7 @@ impl Sample {
         let maps = open(&admin.pins)?;
         Ok(Self {
             progress: admin.progress(),
-            source_connected: admin.source.is_connected(),
+            source_connected: admin.source.is_connected(Instant::now()),
             source_errors: admin.source.errors(),
             counters: maps.counters()?,
             fill: maps.fill()?,
@@ -248,7 +248,7 @@ impl Sample {
     fn write_objects(&self, page: &mut Page<'_>) -> fmt::Result {
         page.gauge(
             "source_connected",
-            "Whether the source of objects answered last time, the first full list included",
+            "Whether the source of objects has given its first full list, and no error since or lately",
             f64::from(u8::from(self.source_connected)),
         )?;
         page.counter(

@@ -97,7 +97,7 @@ pub(super) async fn follow(
     while alive {
         let seen = next(directory, &mut changes, &blank).await;
         if seen.folder_gone {
-            health.failed(0);
+            health.failed(0, std::time::Instant::now());
             warn!(folder = %directory.display(), "the folder of manifests is gone; its objects are kept until it is back");
             (watcher, changes) = wait_for_return(directory).await;
             info!(folder = %directory.display(), "the folder of manifests is back");

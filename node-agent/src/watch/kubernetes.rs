@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::stream::{BoxStream, select_all};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -159,7 +160,7 @@ async fn watch(
         stream(&client, all().labels(&not_headless), endpoint_slice),
         stream(&client, all().fields(&own_node), node),
     ];
-    health.expect(streams.len() as u32);
+    health.expect(streams.len());
     let mut trackers = streams.each_ref().map(|_| Tracker::default());
     let streams = (0..).zip(streams).map(|(index, stream)| {
         let health = Arc::clone(health);
@@ -192,8 +193,8 @@ fn observe(health: &SourceHealth, index: usize, change: Option<Change>) -> Optio
     match change {
         // A list that has only begun is no answer yet.
         Some(Change::ListBegins) => {}
-        Some(_) => health.answered(index as u32),
-        None => health.failed(index as u32),
+        Some(_) => health.answered(index),
+        None => health.failed(index, Instant::now()),
     }
     change
 }
