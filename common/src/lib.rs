@@ -30,7 +30,7 @@ pub use counter::Counter;
 pub use datagram::{Flow, Flows};
 pub use node::{Heartbeat, Node};
 pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
-pub use socket::{Connection, Role, SocketEntry, SocketKey};
+pub use socket::{Connection, Role, SocketEntry, SocketKey, UdpClient};
 
 /// Version of the map layouts; part of the pin path.
 pub const LAYOUT_VERSION: u32 = 3;
@@ -63,7 +63,7 @@ pub mod map {
     pub const COUNTERS: &str = "counters";
     /// Socket storage: [`Connection`](crate::Connection).
     pub const CONNECTIONS: &str = "connections";
-    /// Cookie of a connected UDP socket (`SO_COOKIE`) → [`Connection`](crate::Connection),
+    /// Cookie of a connected UDP socket (`SO_COOKIE`) → [`UdpClient`](crate::UdpClient),
     /// for the agent, which the kernel shows no storage of UDP sockets.
     pub const UDP_CLIENTS: &str = "udp_clients";
     /// Socket storage: [`Flows`](crate::Flows).

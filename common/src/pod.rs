@@ -1,8 +1,8 @@
 //! Lets aya copy the map types to and from the kernel.
 
 use crate::{
-    Affinity, AffinityKey, Connection, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName,
-    Slot, SlotKey, SocketEntry, SocketKey,
+    Affinity, AffinityKey, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
+    SocketEntry, SocketKey, UdpClient,
 };
 
 macro_rules! pod {
@@ -18,7 +18,6 @@ macro_rules! pod {
 pod!(
     Affinity,
     AffinityKey,
-    Connection,
     Heartbeat,
     Node,
     ServiceEntry,
@@ -28,4 +27,5 @@ pod!(
     SlotKey,
     SocketEntry,
     SocketKey,
+    UdpClient,
 );

@@ -17,6 +17,15 @@ pub struct Connection {
     reserved: u8,
 }
 
+/// A connected UDP socket that our connect hook sent to an endpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct UdpClient {
+    /// Cookie of the socket's network namespace.
+    netns_cookie: u64,
+    connection: Connection,
+}
+
 /// Names one socket of a same-node connection, and never two.
 ///
 /// The sequence numbers are those right after the handshake: `local_seq` is
@@ -70,6 +79,7 @@ pub enum Role {
 }
 
 const _: () = assert!(size_of::<Connection>() == 40 && align_of::<Connection>() == 4);
+const _: () = assert!(size_of::<UdpClient>() == 48 && align_of::<UdpClient>() == 8);
 const _: () = assert!(size_of::<SocketKey>() == 56 && align_of::<SocketKey>() == 8);
 const _: () = assert!(size_of::<SocketEntry>() == 64 && align_of::<SocketEntry>() == 8);
 
@@ -119,6 +129,27 @@ impl Connection {
     #[inline(always)]
     pub const fn wants_splice(&self) -> bool {
         self.splice != 0
+    }
+}
+
+impl UdpClient {
+    /// A socket of this namespace.
+    #[inline(always)]
+    pub const fn new(netns_cookie: u64, connection: Connection) -> Self {
+        Self {
+            netns_cookie,
+            connection,
+        }
+    }
+
+    /// Cookie of the socket's network namespace (`SO_NETNS_COOKIE`).
+    pub const fn netns_cookie(&self) -> u64 {
+        self.netns_cookie
+    }
+
+    /// Where it meant to go and where it went.
+    pub const fn connection(&self) -> &Connection {
+        &self.connection
     }
 }
 

@@ -3,16 +3,16 @@
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::btf_maps::LruHashMap;
-use aya_ebpf::helpers::generated::bpf_get_socket_cookie;
+use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie};
 use aya_ebpf::macros::{btf_map, cgroup_sock};
 use aya_ebpf::programs::{SockAddrContext, SockContext};
-use shunt_common::{Connection, ServiceKey, capacity};
+use shunt_common::{Connection, ServiceKey, UdpClient, capacity};
 
 /// The agent looks here for the sockets of an endpoint that is gone. Sockets of
 /// the kernel itself are never released in this hook (`inet_release` in
 /// `net/ipv4/af_inet.c`): the longest unused make room.
 #[btf_map(name = "udp_clients")]
-static UDP_CLIENTS: LruHashMap<u64, Connection, { capacity::UDP_CLIENTS }> = LruHashMap::new();
+static UDP_CLIENTS: LruHashMap<u64, UdpClient, { capacity::UDP_CLIENTS }> = LruHashMap::new();
 
 #[cgroup_sock(sock_release)]
 pub(crate) fn sock_release(ctx: SockContext) -> i32 {
@@ -30,7 +30,10 @@ pub(crate) fn sock_release(ctx: SockContext) -> i32 {
 /// which is no reason to fail the connect.
 #[inline(always)]
 pub(crate) fn register(ctx: &SockAddrContext, connection: &Connection) {
-    let _ = UDP_CLIENTS.insert(cookie(ctx), connection, BPF_ANY.into());
+    // SAFETY: the helper takes the hook's context.
+    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
+    let client = UdpClient::new(netns_cookie, *connection);
+    let _ = UDP_CLIENTS.insert(cookie(ctx), client, BPF_ANY.into());
 }
 
 #[inline(always)]

@@ -30,3 +30,4 @@ pub use loader::{LoadError, Loaded, Loader};
 pub use maps::{Fill, KernelMaps, ReadError, UdpClients, splice_members};
 pub use pins::{Pins, PinsError, PinsLock};
 pub use self_check::{SelfCheckError, self_check};
+pub use sys::netns_cookie_of;

@@ -12,8 +12,9 @@
 //!   connected to: the hook keeps a record under the socket's cookie, which names
 //!   it for the kernel too. A socket without a record, an unconnected one, and
 //!   TCP are never touched (cilium#48564 tells of the second).
-//! - All network namespaces of processes that `/proc` shows are looked through,
-//!   one after the other, once something has stopped serving, and never before.
+//! - Only when something has stopped serving are the records read, and only when
+//!   there are sockets to destroy are their network namespaces searched for, among
+//!   those of all processes that `/proc` shows.
 //! - The agent never waits for any of this: it has a thread of its own.
 
 mod diag;
@@ -22,12 +23,13 @@ mod namespaces;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use shunt_common::{Connection, address};
+use shunt_common::{Connection, UdpClient, address};
 use tracing::{debug, info, warn};
 
 use crate::apply::frontend;
@@ -123,37 +125,47 @@ fn work(receiver: &Receiver<Serving>, clients: &UdpClients) {
     while let Ok(serving) = receiver.recv() {
         thread::sleep(SETTLE);
         let newest = receiver.try_iter().last().unwrap_or(serving);
-        clean(newest, receiver, clients);
-        if std::mem::take(&mut is_first) {
+        let is_done = clean(newest, receiver, clients);
+        if std::mem::take(&mut is_first) && is_done {
             info!("UDP sockets whose endpoint stopped serving while no agent ran are gone");
         }
     }
 }
 
-fn clean(mut serving: Serving, receiver: &Receiver<Serving>, clients: &UdpClients) {
+/// Whether all namespaces were looked through in the end.
+fn clean(mut serving: Serving, receiver: &Receiver<Serving>, clients: &UdpClients) -> bool {
     let mut wait = SETTLE;
     for _ in 0..ATTEMPTS {
         let swept = sweep(&serving, clients);
         swept.log();
         if swept.failures == 0 {
-            return;
+            return true;
         }
         wait *= 2;
         match receiver.recv_timeout(wait) {
-            Ok(newer) => serving = newer,
+            Ok(newer) => {
+                serving = newer;
+                thread::sleep(SETTLE);
+            }
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Disconnected) => return false,
         }
     }
+    warn!(
+        "gave up: some UDP sockets may stay with an endpoint that is gone, until the next one is"
+    );
+    false
 }
+
+/// How many sockets, by Service port and endpoint.
+type Destroyed = BTreeMap<(Frontend, SocketAddr), usize>;
 
 /// What one look through all namespaces came to.
 #[derive(Debug, Default)]
 struct Swept {
     took: Duration,
     namespaces: usize,
-    /// Sockets, by Service port and endpoint.
-    destroyed: BTreeMap<(Frontend, SocketAddr), usize>,
+    destroyed: Destroyed,
     failures: usize,
     first_failure: Option<io::Error>,
 }
@@ -175,62 +187,106 @@ impl Swept {
 fn sweep(serving: &Serving, clients: &UdpClients) -> Swept {
     let start = Instant::now();
     let mut swept = Swept::default();
-    // A thread that ends leaves the last namespace that it entered; one that
-    // goes on would keep it, and the links of its pod, from going away.
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let failures = namespaces::visit_all(|| {
-                swept.namespaces += 1;
-                sweep_namespace(serving, clients, &mut swept.destroyed)
-            });
-            swept.failures = failures.len();
-            swept.first_failure = failures.into_iter().next();
-        });
-    });
+    match clients.all() {
+        Ok(all) => Search::new(all, serving, clients).run(&mut swept),
+        Err(error) => {
+            swept.failures = 1;
+            swept.first_failure = Some(io::Error::other(error));
+        }
+    }
     swept.took = start.elapsed();
     swept
 }
 
-/// In the namespace that the thread is in.
-fn sweep_namespace(
-    serving: &Serving,
-    clients: &UdpClients,
-    destroyed: &mut BTreeMap<(Frontend, SocketAddr), usize>,
-) -> io::Result<()> {
-    let diag = SocketDiag::open()?;
-    for family in [Family::V4, Family::V6] {
-        let sockets = match diag.connected(family) {
-            // A kernel that was started without IPv6.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) && family == Family::V6 => {
-                continue;
-            }
-            sockets => sockets?,
-        };
-        for socket in sockets {
-            let connection = clients.get(socket.cookie()).map_err(io::Error::other)?;
-            let Some(stale) = connection.and_then(|it| stale(&socket, &it, serving)) else {
-                continue;
-            };
-            if diag.destroy(&socket)? {
-                *destroyed.entry(stale).or_default() += 1;
-            }
-        }
-    }
-    Ok(())
+/// The search for sockets that have to go.
+struct Search<'a> {
+    /// Those not found yet, by their cookies.
+    wanted: BTreeMap<u64, UdpClient>,
+    clients: &'a UdpClients,
 }
 
-/// The Service port and the endpoint, if the socket has to go.
-fn stale(
-    socket: &UdpSocket,
-    connection: &Connection,
-    serving: &Serving,
-) -> Option<(Frontend, SocketAddr)> {
+impl<'a> Search<'a> {
+    fn new(all: Vec<(u64, UdpClient)>, serving: &Serving, clients: &'a UdpClients) -> Self {
+        let has_lost = |(_, client): &(u64, UdpClient)| {
+            let (service, endpoint) = ends(client.connection());
+            serving.has_lost(&service, &endpoint)
+        };
+        Self {
+            wanted: all.into_iter().filter(has_lost).collect(),
+            clients,
+        }
+    }
+
+    fn run(&mut self, swept: &mut Swept) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        // A thread that ends leaves the last namespace that it entered; one that
+        // goes on would keep it, and the links of its pod, from going away.
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let failures = namespaces::visit(|| {
+                    swept.namespaces += 1;
+                    self.look_here(&mut swept.destroyed)
+                });
+                swept.failures = failures.len();
+                swept.first_failure = failures.into_iter().next();
+            });
+        });
+    }
+
+    /// Looks in the namespace that the thread is in.
+    fn look_here(&mut self, destroyed: &mut Destroyed) -> io::Result<ControlFlow<()>> {
+        let diag = SocketDiag::open()?;
+        let here = diag.netns_cookie();
+        let is_here = |client: &UdpClient| here.is_none_or(|it| it == client.netns_cookie());
+        if self.wanted.values().any(is_here) {
+            for socket in connected(&diag)? {
+                let Some(client) = self.wanted.get(&socket.cookie()) else {
+                    continue;
+                };
+                // The record is asked for again: a connect may have come between.
+                let is_same = self.clients.get(socket.cookie()) == Some(*client);
+                if is_same && is_connected(&socket, client) && diag.destroy(&socket)? {
+                    *destroyed.entry(ends(client.connection())).or_default() += 1;
+                }
+                self.wanted.remove(&socket.cookie());
+            }
+            // The rest of this namespace is closed, or not connected any more.
+            self.wanted
+                .retain(|_, client| here.is_none() || !is_here(client));
+        }
+        Ok(if self.wanted.is_empty() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        })
+    }
+}
+
+/// Of both families.
+fn connected(diag: &SocketDiag) -> io::Result<Vec<UdpSocket>> {
+    let mut sockets = diag.connected(Family::V4)?;
+    match diag.connected(Family::V6) {
+        // A kernel that was started without IPv6.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        more => sockets.extend(more?),
+    }
+    Ok(sockets)
+}
+
+/// The Service port that the application connected to, and the endpoint.
+fn ends(connection: &Connection) -> (Frontend, SocketAddr) {
+    let ip = address::to_ip(connection.endpoint());
+    let port = u16::from_be_bytes(connection.endpoint_port());
+    (frontend(connection.service()), SocketAddr::new(ip, port))
+}
+
+/// Whether the socket is where our hook sent it: a connect that failed after the
+/// hook has left the earlier peer.
+fn is_connected(socket: &UdpSocket, client: &UdpClient) -> bool {
     let (peer, port) = socket.peer();
-    let service = frontend(connection.service());
-    let endpoint = SocketAddr::new(address::to_ip(&peer), u16::from_be_bytes(port));
-    // A connect that failed after our hook has left the earlier peer.
-    let is_ours = connection.is_about(&peer, port);
-    (is_ours && serving.has_lost(&service, &endpoint)).then_some((service, endpoint))
+    client.connection().is_about(&peer, port)
 }
 
 /// An errno as std has it.
@@ -243,29 +299,25 @@ mod tests {
     use shunt_common::ServiceKey;
 
     use super::*;
-    use crate::tables::Protocol;
 
     #[test]
-    fn only_a_socket_that_is_still_connected_as_we_did_has_to_go() {
+    fn a_socket_is_where_we_sent_it_only_if_address_and_port_are_the_same() {
         let service = ServiceKey::from_parts([10, 96, 0, 10].into(), 53, ServiceKey::UDP);
-        let frontend = Frontend {
-            address: [10, 96, 0, 10].into(),
-            port: 53,
-            protocol: Protocol::Udp,
-        };
-        let gone = SocketAddr::from(([10, 244, 1, 5], 5353));
-        let other = SocketAddr::from(([10, 244, 1, 6], 5353));
-        let connection = |to: SocketAddr| {
-            let port = to.port().to_be_bytes();
-            Connection::new(service, address::from_ip(to.ip()), port, false)
-        };
-        let serving = Serving::from_iter([(frontend, [other].into())]);
-        let check = |peer, to| stale(&UdpSocket::connected_to(peer), &connection(to), &serving);
-        assert_eq!(check(gone, gone), Some((frontend, gone)));
-        assert_eq!(check(other, other), None, "it serves");
-        assert_eq!(check(gone, other), None, "another connect came between");
-        let elsewhere = SocketAddr::from(([10, 244, 1, 5], 53));
-        assert_eq!(check(elsewhere, gone), None, "another port");
-        assert_eq!(check(elsewhere, elsewhere), Some((frontend, elsewhere)));
+        for (sent, peer, expected) in [
+            ("10.244.1.5:53", "10.244.1.5:53", true),
+            ("10.244.1.5:53", "[::ffff:10.244.1.5]:53", true),
+            ("[fd00::5]:53", "[fd00::5]:53", true),
+            ("10.244.1.5:53", "10.244.1.5:54", false),
+            ("10.244.1.5:53", "10.244.1.6:53", false),
+            ("[fd00::5]:53", "[fd00::6]:53", false),
+        ] {
+            let [sent, peer] = [sent, peer].map(|it| it.parse::<SocketAddr>().unwrap());
+            let port = sent.port().to_be_bytes();
+            let connection = Connection::new(service, address::from_ip(sent.ip()), port, false);
+            let client = UdpClient::new(1, connection);
+            let socket = UdpSocket::connected_to(peer);
+            assert_eq!(is_connected(&socket, &client), expected, "{sent} {peer}");
+            assert_eq!(ends(&connection), (frontend(&service), sent));
+        }
     }
 }

@@ -11,7 +11,7 @@ use aya::programs::{CgroupAttachMode, Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use shunt_common::{
     Affinity, AffinityKey, Connection, Flows, Heartbeat, Node, ServiceEntry, ServiceKey,
-    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, map,
+    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
@@ -74,7 +74,7 @@ const MAPS: [(&str, usize, usize); 14] = [
     (map::HEARTBEAT, 4, size_of::<Heartbeat>()),
     (map::COUNTERS, 4, size_of::<u64>()),
     (map::CONNECTIONS, 4, size_of::<Connection>()),
-    (map::UDP_CLIENTS, 8, size_of::<Connection>()),
+    (map::UDP_CLIENTS, 8, size_of::<UdpClient>()),
     (map::FLOWS, 4, size_of::<Flows>()),
     (
         map::AFFINITY,

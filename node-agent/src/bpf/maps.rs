@@ -7,8 +7,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockHash};
 use shunt_common::{
-    Affinity, AffinityKey, Connection, Counter, Heartbeat, Node, ServiceEntry, ServiceKey,
-    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, capacity, map,
+    Affinity, AffinityKey, Counter, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot,
+    SlotKey, SocketEntry, SocketKey, UdpClient, capacity, map,
 };
 
 use super::pins::Pins;
@@ -63,7 +63,7 @@ pub fn splice_members(pins: &Pins) -> Result<usize, ReadError> {
 }
 
 /// What the connect hook keeps of connected UDP sockets.
-pub struct UdpClients(HashMap<MapData, u64, Connection>);
+pub struct UdpClients(HashMap<MapData, u64, UdpClient>);
 
 impl UdpClients {
     /// Opens the pinned map.
@@ -71,13 +71,16 @@ impl UdpClients {
         open(pins, map::UDP_CLIENTS, Map::LruHashMap).map(Self)
     }
 
-    /// By the socket's cookie.
-    pub fn get(&self, cookie: u64) -> Result<Option<Connection>, ReadError> {
-        match self.0.get(&cookie, 0) {
-            Ok(connection) => Ok(Some(connection)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(error) => Err(reading(map::UDP_CLIENTS)(error)),
-        }
+    /// All of them, by the cookies of the sockets.
+    pub fn all(&self) -> Result<Vec<(u64, UdpClient)>, ReadError> {
+        let cookies = keys(self.0.keys(), map::UDP_CLIENTS)?;
+        let client = |cookie| Some((cookie, self.get(cookie)?));
+        Ok(cookies.into_iter().filter_map(client).collect())
+    }
+
+    /// One, if it is still there.
+    pub fn get(&self, cookie: u64) -> Option<UdpClient> {
+        self.0.get(&cookie, 0).ok()
     }
 }
 

@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -22,10 +22,14 @@ pub(super) struct LinkInfo {
     pub(super) cgroup_id: u64,
 }
 
-/// Cookie of this thread's network namespace (`SO_NETNS_COOKIE`, Linux 5.14):
-/// the host's, where the agent is meant to run.
+/// Cookie of this thread's network namespace: the host's, where the agent is
+/// meant to run.
 pub(super) fn netns_cookie() -> io::Result<u64> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    netns_cookie_of(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?.as_fd())
+}
+
+/// Cookie of a socket's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+pub fn netns_cookie_of(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut cookie = 0_u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
     // SAFETY: value and length are ours, and the length is that of the value.

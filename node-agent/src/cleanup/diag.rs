@@ -7,7 +7,7 @@
 //! (`inet_sk_diag_fill` in `net/ipv4/inet_diag.c` is done with them before).
 
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
 use nix::sys::socket::sockopt::ReceiveTimeout;
 use nix::sys::socket::{
@@ -18,6 +18,7 @@ use nix::sys::time::{TimeVal, TimeValLike as _};
 use shunt_common::{ServiceKey, address};
 
 use super::os;
+use crate::bpf::netns_cookie_of;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
@@ -115,6 +116,11 @@ impl SocketDiag {
         )
         .map_err(os)?;
         Ok(Self { netlink })
+    }
+
+    /// Cookie of the namespace; `None` if this kernel does not tell.
+    pub(super) fn netns_cookie(&self) -> Option<u64> {
+        netns_cookie_of(self.netlink.as_fd()).ok()
     }
 
     /// The connected sockets.

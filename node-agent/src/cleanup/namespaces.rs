@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -10,12 +11,12 @@ use nix::sched::{CloneFlags, setns};
 use tracing::debug;
 
 /// Enters the namespace of each process in turn, each namespace once, and calls
-/// `visit` there. The thread stays in the last one.
+/// `look` there, until that has seen enough. The thread stays in the last one.
 ///
 /// What fails for one namespace is returned, and the others go on. A process
 /// that ends meanwhile is no failure: the sockets end with it. Nor is one that a
 /// security module hides.
-pub(super) fn visit_all(mut visit: impl FnMut() -> io::Result<()>) -> Vec<io::Error> {
+pub(super) fn visit(mut look: impl FnMut() -> io::Result<ControlFlow<()>>) -> Vec<io::Error> {
     let mut seen = BTreeSet::new();
     let mut failures = Vec::new();
     let processes = match fs::read_dir("/proc") {
@@ -28,7 +29,11 @@ pub(super) fn visit_all(mut visit: impl FnMut() -> io::Result<()>) -> Vec<io::Er
             continue;
         }
         match enter(&process.path().join("ns/net"), &mut seen) {
-            Ok(true) => failures.extend(visit().err()),
+            Ok(true) => match look() {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(())) => break,
+                Err(error) => failures.push(error),
+            },
             Ok(false) => {}
             Err(error) if is_gone(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
