@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::process::Command;
 
 use lab::fixture::{PATIENCE, Service, json, live_endpoints, start, wait_until};
-use lab::report::SessionReport;
+use lab::report::{HttpReport, SessionReport};
 use lab::{Agent, Lab, Node, Place, Pod, Process, Server};
 use serde_json::Value;
 
@@ -304,7 +304,8 @@ fn the_last_endpoint_takes_its_sockets_along() {
     let mut lab = Lab::new("last").unwrap();
     let stage = Stage::new(&mut lab);
     stage.write(One::Ready, false);
-    let _agent = stage.start_agent();
+    let address = "127.0.0.1:10270";
+    let _agent = start(&stage.node, &["--metrics-addr", address]);
     let pod = stage.node.pod("client", None).unwrap();
     let mut client = stage.session(&pod, "connected-udp", V4);
 
@@ -316,6 +317,11 @@ fn the_last_endpoint_takes_its_sockets_along() {
     );
     let report = client.command(&format!("connect {V4}"));
     assert_eq!(report.errno.as_deref(), Some("ECONNREFUSED"));
+    let metric = "\nshunt_udp_sockets_destroyed_total 1\n";
+    wait_until("it is counted", || {
+        let page: HttpReport = stage.node.lab_pod(&["get", address, "/metrics"]).unwrap();
+        page.body.contains(metric)
+    });
 }
 
 #[test]

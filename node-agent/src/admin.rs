@@ -66,6 +66,8 @@ pub struct Progress {
     pub routes: usize,
     /// Service ports that could not be written, and are tried again.
     pub pending_routes: usize,
+    /// UDP sockets that were destroyed, since their endpoint stopped serving.
+    pub udp_sockets_destroyed: usize,
     /// Objects that can't be right.
     pub rejected_objects: usize,
     /// Documents that can't be read.

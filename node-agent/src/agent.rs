@@ -199,12 +199,12 @@ impl<'a> Agent<'a> {
         );
         Ok(Self {
             config,
+            cleaner: start_cleaner(&config.pins, admin.clone())?,
             admin,
             cgroup,
             loaded,
             maps,
             applier,
-            cleaner: start_cleaner(&config.pins)?,
             state: State::default(),
             attached: false,
             started: now,
@@ -348,12 +348,13 @@ impl<'a> Agent<'a> {
     }
 }
 
-fn start_cleaner(pins: &Pins) -> Result<Option<Cleaner>, AgentError> {
+fn start_cleaner(pins: &Pins, admin: Admin) -> Result<Option<Cleaner>, AgentError> {
     if let Err(reason) = cleanup::probe() {
         warn!(%reason, "connected UDP sockets stay with an endpoint that is gone");
         return Ok(None);
     }
-    let cleaner = Cleaner::start(UdpClients::open(pins)?).map_err(AgentError::Thread)?;
+    let count = move |sockets| admin.note(|progress| progress.udp_sockets_destroyed += sockets);
+    let cleaner = Cleaner::start(UdpClients::open(pins)?, count).map_err(AgentError::Thread)?;
     Ok(Some(cleaner))
 }
 

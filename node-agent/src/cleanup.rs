@@ -94,16 +94,16 @@ pub struct Cleaner {
 }
 
 impl Cleaner {
-    /// Starts the thread.
+    /// Starts the thread, which tells of sockets that it has destroyed.
     ///
     /// # Errors
     ///
     /// The thread can't be had.
-    pub fn start(clients: UdpClients) -> io::Result<Self> {
+    pub fn start(clients: UdpClients, told: impl Fn(usize) + Send + 'static) -> io::Result<Self> {
         let (sender, receiver) = channel();
         thread::Builder::new()
             .name("udp-cleanup".to_owned())
-            .spawn(move || work(&receiver, &clients))?;
+            .spawn(move || work(&receiver, &clients, &told))?;
         Ok(Self {
             history: ServingHistory::default(),
             sender,
@@ -120,12 +120,12 @@ impl Cleaner {
 }
 
 /// Looks for sockets whenever it is told to, until nobody can tell it any more.
-fn work(receiver: &Receiver<Serving>, clients: &UdpClients) {
+fn work(receiver: &Receiver<Serving>, clients: &UdpClients, told: &impl Fn(usize)) {
     let mut is_first = true;
     while let Ok(serving) = receiver.recv() {
         thread::sleep(SETTLE);
         let newest = receiver.try_iter().last().unwrap_or(serving);
-        let is_done = clean(newest, receiver, clients);
+        let is_done = clean(newest, receiver, clients, told);
         if std::mem::take(&mut is_first) && is_done {
             info!("UDP sockets whose endpoint stopped serving while no agent ran are gone");
         }
@@ -133,11 +133,17 @@ fn work(receiver: &Receiver<Serving>, clients: &UdpClients) {
 }
 
 /// Whether all namespaces were looked through in the end.
-fn clean(mut serving: Serving, receiver: &Receiver<Serving>, clients: &UdpClients) -> bool {
+fn clean(
+    mut serving: Serving,
+    receiver: &Receiver<Serving>,
+    clients: &UdpClients,
+    told: &impl Fn(usize),
+) -> bool {
     let mut wait = SETTLE;
     for _ in 0..ATTEMPTS {
         let swept = sweep(&serving, clients);
         swept.log();
+        told(swept.destroyed.values().sum());
         if swept.failures == 0 {
             return true;
         }

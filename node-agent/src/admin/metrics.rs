@@ -233,6 +233,11 @@ impl Sample {
             "Service ports that could not be written, each time",
             progress.failed_writes,
         )?;
+        page.counter(
+            "udp_sockets_destroyed",
+            "Connected UDP sockets that were destroyed, since their endpoint stopped serving",
+            progress.udp_sockets_destroyed as u64,
+        )?;
         page.gauge(
             "routes",
             "Service ports in the table",
