@@ -88,6 +88,19 @@ fn the_plan_is_held_against_the_live_table_and_the_agent() {
     ] {
         assert!(differences.contains(&expected), "{differences}");
     }
+    let off = Service {
+        annotations: &[("shunt.dev/mode", "off")],
+        ..Service::default()
+    };
+    node.write_manifest("cart.yaml", &off.yaml()).unwrap();
+    let report = explain(&node, &["shop/cart"]);
+    assert_eq!(
+        report["left_alone"],
+        "its annotation shunt.dev/mode is \"off\""
+    );
+    assert_eq!(report["leftovers"][0]["address"], "10.96.0.10");
+    let text = String::from_utf8(run(&node, &["shop/cart"]).stdout).unwrap();
+    assert!(text.contains("BUT the live table still holds"), "{text}");
     let other = Service {
         name: "pay",
         cluster_ip: "10.96.0.11",

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Node;
+use crate::model::{Node, ObjectName};
 
 /// Everything that shunt does on one node.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -218,6 +218,13 @@ impl NodeIdentity {
             name: name.to_owned(),
             zone: zone.map(str::to_owned),
         }
+    }
+}
+
+impl ServicePortName {
+    /// Whether it is a port of this Service.
+    pub fn is_of(&self, service: &ObjectName) -> bool {
+        (&self.namespace, &self.service) == (&service.namespace, &service.name)
     }
 }
 

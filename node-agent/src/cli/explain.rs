@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
@@ -10,13 +11,14 @@ use shunt_common::AffinityKey;
 use super::source::SourceArgs;
 use super::{Output, PinsArgs, print};
 use crate::agent::since_boot_ns;
-use crate::apply::service_key;
+use crate::apply::{Applier, service_key};
 use crate::bpf::{Cgroup, Client, KernelMaps, Pins, check_privileges};
 use crate::explain::{
     AgentSign, ClientAffinity, ClientReport, Comparison, LivePort, Report, Target, explain,
 };
+use crate::model::Service;
 use crate::plan::{self, decide};
-use crate::report::route_report;
+use crate::report::{self, RouteReport, route_report};
 use crate::tables::{Endpoint, Frontend, Route};
 
 /// Why connects to a Service go where they go: which rule decides, tier by tier,
@@ -57,6 +59,7 @@ pub(super) fn explain_service(args: &ExplainArgs) -> Result<()> {
         live.agent(),
         client.map(|client| client_report(args.from, &client)),
         live_ports,
+        live.leftovers(service),
     );
     match args.output {
         Output::Json => print(&serde_json::to_string_pretty(&report)?),
@@ -80,6 +83,20 @@ impl Live {
     fn agent(&self) -> Option<AgentSign> {
         let heartbeat = self.0.as_ref().ok()?.heartbeat().ok()?;
         Some(AgentSign::of(&heartbeat, since_boot_ns()))
+    }
+
+    /// Entries of a Service that should have none: the agent was away when it
+    /// changed, or is.
+    fn leftovers(&self, service: &Service) -> Vec<RouteReport> {
+        let maps = self.0.as_ref().ok().filter(|_| service.exempt.is_some());
+        let Some(Ok(snapshot)) = maps.map(KernelMaps::snapshot) else {
+            return Vec::new();
+        };
+        let mut tables = Applier::adopt(&snapshot, Instant::now()).into_actual();
+        tables
+            .routes
+            .retain(|_, route| route.name.is_of(&service.name));
+        report::routes(&tables).routes
     }
 
     fn port(&self, frontend: &Frontend, planned: &Route, client: Option<&Client>) -> LivePort {

@@ -26,6 +26,8 @@ pub struct Report {
     pub zone: Option<String>,
     /// Why the whole Service is left to kube-proxy, if it is.
     pub left_alone: Option<String>,
+    /// What the live table still holds of a Service that is left alone.
+    pub leftovers: Vec<RouteReport>,
     /// The agent of this node; null if the pinned maps can't be read.
     pub agent: Option<AgentSign>,
     /// The client, if one was given.
@@ -102,12 +104,14 @@ pub struct LivePort {
 }
 
 impl Report {
-    /// Of an explanation, and what is live for each of its ports.
+    /// Of an explanation, what is live for each of its ports, and what is live
+    /// though it should not be.
     pub fn new(
         explanation: Explanation,
         agent: Option<AgentSign>,
         client: Option<ClientReport>,
         live: Vec<LivePort>,
+        leftovers: Vec<RouteReport>,
     ) -> Self {
         let ports = explanation.ports.into_iter().zip(live);
         let ports = ports.map(|(plan, live)| PortReport {
@@ -122,6 +126,7 @@ impl Report {
             node: explanation.node,
             zone: explanation.zone,
             left_alone: explanation.left_alone,
+            leftovers,
             ports: ports.collect(),
             agent,
             client,
@@ -147,6 +152,15 @@ impl Report {
             }
             None if self.ports.is_empty() => text += "\n\nIt has no TCP or UDP port.",
             None => {}
+        }
+        for route in &self.leftovers {
+            let address = SocketAddr::new(route.address, route.port);
+            let _ = write!(
+                text,
+                "\nBUT the live table still holds {address}/{}, by which connects go until the \
+                 agent withdraws it.",
+                route.protocol
+            );
         }
         for port in &self.ports {
             let _ = write!(text, "\n\n{}", port.text());
