@@ -268,3 +268,28 @@ fn a_second_agent_replaces_the_programs_inside_the_links() {
         Some("web")
     );
 }
+
+/// Entries are counted many with one call.
+#[test]
+fn a_large_map_is_counted_whole() {
+    let mut lab = Lab::new("count").unwrap();
+    let node = lab.node("n1").unwrap();
+    let mut shunt = Attached::to(&node);
+    let used = |shunt: &Attached, name: &str| {
+        let fill = shunt.maps.fill().unwrap();
+        fill.iter().find(|it| it.map == name).unwrap().used
+    };
+    assert_eq!(used(&shunt, "slots"), 0);
+    let endpoints: Vec<SocketAddr> = (0..9000_u16)
+        .map(|n| ([10, 244, (n >> 8) as u8, n as u8], 80).into())
+        .collect();
+    let routes = (1..=3).map(|port| {
+        (
+            frontend(CLUSTER_IP, port),
+            route(Verdict::Balance, &endpoints, false),
+        )
+    });
+    shunt.set(routes.collect());
+    assert_eq!(used(&shunt, "slots"), 27_000);
+    assert_eq!(used(&shunt, "services"), 3);
+}
