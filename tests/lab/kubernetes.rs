@@ -9,6 +9,7 @@ mod certificates;
 
 pub mod choices;
 mod proxy;
+mod write;
 
 use std::env;
 use std::fs::{self, File};
@@ -22,6 +23,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use self::certificates::Certificates;
 pub use self::proxy::{KubeProxy, ProxyMode};
+pub use self::write::{Write, list};
 use crate::lab::create_folder;
 use crate::node::Node;
 use crate::place::Place;

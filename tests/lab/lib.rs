@@ -40,6 +40,7 @@ mod network;
 
 pub mod fixture;
 pub mod pattern;
+pub mod random;
 pub mod report;
 
 pub use agent::Agent;

@@ -1,23 +1,15 @@
 //! A random cluster and its random changes.
 
 use std::collections::BTreeMap;
+use std::mem;
 
+use lab::kubernetes::Write;
+use lab::random::Random;
 use serde_json::{Value, json};
 
 use crate::pod::{NODES, ZONES};
-use crate::random::Random;
 use crate::service::{NAMESPACE, Service};
 use crate::slice::{Pods, Slice, any_hints};
-
-/// A write to the API server.
-pub(crate) enum Write {
-    Create(Value),
-    Replace(Value),
-    /// As `Replace`, of a slice that goes to another Service.
-    Move(Value),
-    /// As in `service/s1`.
-    Delete(String),
-}
 
 /// What the API server is to hold.
 pub(crate) struct Cluster {
@@ -27,6 +19,7 @@ pub(crate) struct Cluster {
     pods: Pods,
     /// Numbers are never used again.
     numbers: usize,
+    has_moved: bool,
 }
 
 impl Cluster {
@@ -37,6 +30,7 @@ impl Cluster {
             slices: BTreeMap::new(),
             pods: Pods::new(),
             numbers: 0,
+            has_moved: false,
         }
     }
 
@@ -70,6 +64,11 @@ impl Cluster {
         }
     }
 
+    /// Whether a slice went to another Service since this was asked.
+    pub(crate) fn has_moved_a_slice(&mut self) -> bool {
+        mem::take(&mut self.has_moved)
+    }
+
     fn number(&mut self) -> usize {
         self.numbers += 1;
         self.numbers
@@ -92,7 +91,7 @@ impl Cluster {
     fn delete_service(&mut self) -> Vec<Write> {
         let name = any(&self.services, &mut self.random);
         self.services.remove(&name);
-        vec![Write::Delete(format!("service/{name}"))]
+        vec![delete("Service", &name)]
     }
 
     fn change_service(&mut self) -> Vec<Write> {
@@ -115,7 +114,7 @@ impl Cluster {
     fn delete_slice(&mut self) -> Vec<Write> {
         let name = any(&self.slices, &mut self.random);
         self.slices.remove(&name);
-        vec![Write::Delete(format!("endpointslice/{name}"))]
+        vec![delete("EndpointSlice", &name)]
     }
 
     fn change_slice(&mut self) -> Vec<Write> {
@@ -131,7 +130,8 @@ impl Cluster {
         let name = any(&self.slices, &mut self.random);
         let slice = self.slices.get_mut(&name).expect("it is one of them");
         slice.service = service;
-        vec![Write::Move(slice.object(&self.pods))]
+        self.has_moved = true;
+        vec![Write::Replace(slice.object(&self.pods))]
     }
 
     /// Other conditions and hints, in all slices that have it.
@@ -171,4 +171,12 @@ fn node_object(name: &str, zone: &str) -> Value {
         zone => json!({ "topology.kubernetes.io/zone": zone }),
     };
     json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "labels": labels } })
+}
+
+fn delete(kind: &'static str, name: &str) -> Write {
+    Write::Delete {
+        kind,
+        namespace: NAMESPACE.to_owned(),
+        name: name.to_owned(),
+    }
 }

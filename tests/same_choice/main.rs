@@ -4,8 +4,6 @@
 //! `SHUNT_SEED=N` repeats what a failure names.
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
-mod random;
-
 mod pod;
 mod service;
 mod slice;
@@ -13,21 +11,20 @@ mod slice;
 mod cluster;
 
 use std::collections::BTreeSet;
-use std::env;
-use std::mem::discriminant;
 use std::net::SocketAddr;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use lab::fixture::{PATIENCE, READY, json, planned};
 use lab::kubernetes::choices::Choices;
-use lab::kubernetes::{ControlPlane, KubeProxy, ProxyMode};
+use lab::kubernetes::{ControlPlane, KubeProxy, ProxyMode, list};
+use lab::random::seed;
 use lab::{Lab, Node};
 use node_agent::report::{RouteReport, RoutesReport};
 use node_agent::tables::{Protocol, Scope, Verdict};
 use serde_json::{Value, json as value};
 
-use crate::cluster::{Cluster, Write};
+use crate::cluster::Cluster;
 use crate::service::NAMESPACE;
 
 const SERVICES: usize = 240;
@@ -44,7 +41,7 @@ fn without_preference_the_choice_is_that_of_kube_proxy() {
     let node = lab.node("n1").unwrap();
     let plane = ControlPlane::start(&node).unwrap();
     let mut cluster = Cluster::new(seed);
-    write(&plane, &cluster.populate(SERVICES));
+    plane.write(&cluster.populate(SERVICES)).unwrap();
     let proxy = plane.kube_proxy(&node, ProxyMode::Nftables).unwrap();
     let mut agent = node
         .agent_of_cluster(plane.kubeconfig(), &NO_PREFERENCE)
@@ -60,9 +57,9 @@ fn without_preference_the_choice_is_that_of_kube_proxy() {
     assert_varied(&judge.compare());
     while judge.changes < CHANGES {
         let writes: Vec<_> = (0..COMPARED_EVERY).flat_map(|_| cluster.change()).collect();
-        write(&plane, &writes);
+        plane.write(&writes).unwrap();
         judge.changes += COMPARED_EVERY;
-        if writes.iter().any(|it| matches!(it, Write::Move(_))) {
+        if cluster.has_moved_a_slice() {
             judge.restart_proxy();
         }
         judge.compare();
@@ -226,56 +223,4 @@ fn assert_varied(report: &RoutesReport) {
     count("of IPv6", 50, &|it| it.address.is_ipv6());
     count("of UDP", 50, &|it| it.protocol == Protocol::Udp);
     count("with affinity", 10, &|it| it.affinity_seconds.is_some());
-}
-
-/// Writes in this order.
-fn write(plane: &ControlPlane<'_>, writes: &[Write]) {
-    for same in writes.chunk_by(|a, b| discriminant(a) == discriminant(b)) {
-        let mut objects = Vec::new();
-        let mut arguments = Vec::new();
-        for write in same {
-            match write {
-                Write::Create(object) | Write::Replace(object) | Write::Move(object) => {
-                    objects.push(object.clone());
-                }
-                Write::Delete(name) => arguments.push(name.as_str()),
-            }
-        }
-        let verb: &[&str] = match same[0] {
-            Write::Create(_) => &["create", "-f", "-"],
-            Write::Replace(_) | Write::Move(_) => &["replace", "-f", "-"],
-            Write::Delete(_) => &["delete", "--wait=false", "-n", NAMESPACE],
-        };
-        let arguments = [verb, &arguments].concat();
-        plane
-            .kubectl_with_input(&arguments, &list(&objects))
-            .unwrap();
-    }
-}
-
-fn list(objects: &[Value]) -> String {
-    value!({ "apiVersion": "v1", "kind": "List", "items": objects }).to_string()
-}
-
-/// `SHUNT_SEED`, or a new one.
-fn seed() -> u64 {
-    let given = env::var("SHUNT_SEED").ok();
-    let seed = given.map_or_else(
-        || {
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap()
-                .subsec_nanos()
-                .into()
-        },
-        |seed| seed.parse().unwrap(),
-    );
-    #[expect(
-        clippy::print_stderr,
-        reason = "the harness captures it for failed tests"
-    )]
-    {
-        eprintln!("SHUNT_SEED={seed}");
-    }
-    seed
 }

@@ -7,9 +7,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use lab::random::Random;
 use serde_json::{Value, json};
-
-use crate::random::Random;
 
 pub(crate) const ZONES: [&str; 2] = ["z1", "z2"];
 /// shunt and kube-proxy run on the first.

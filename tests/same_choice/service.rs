@@ -2,9 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use lab::random::Random;
 use serde_json::{Value, json};
-
-use crate::random::Random;
 
 pub(crate) const NAMESPACE: &str = "shop";
 /// Keeps a Service from kube-proxy, but not its slices.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use lab::random::Random;
 use serde_json::{Value, json};
 
 use crate::pod::{HINTS, Hints, Pod, address};
-use crate::random::Random;
 use crate::service::{HEADLESS, NAMESPACE, PROXY_NAME, Service};
 
 const MOST_ENDPOINTS: usize = 6;
