@@ -2,9 +2,12 @@
 
 use std::process::Command;
 
-use lab::fixture::{READY, Service, json, live_endpoints, start, stderr, wait_until};
+use lab::fixture::{
+    READY, Service, control_plane, json, live_endpoints, start, stderr, wait_until,
+};
+use lab::kubernetes::ProxyMode;
 use lab::report::LoadReport;
-use lab::{Lab, Place as _, ServiceRule};
+use lab::{Lab, Place as _, Pod};
 use serde_json::Value;
 
 const CART: &str = "10.96.0.10:80";
@@ -122,20 +125,16 @@ fn a_silent_agent_leaves_connects_to_kube_proxy() {
     );
     let _ours = ours.serve("0.0.0.0:8080", "shunt").unwrap();
     let _theirs = theirs.serve("0.0.0.0:8080", "kube-proxy").unwrap();
-    let vip: std::net::SocketAddr = CART.parse().unwrap();
-    let endpoint = (theirs.ipv4(), 8080).into();
-    node.kube_proxy(&[ServiceRule::tcp(vip.ip(), vip.port(), &[endpoint])])
+    // Each is told of another endpoint, so that the answer tells whose rule it was.
+    let cart = |pod: &Pod| Service {
+        endpoints: vec![(pod.ipv4().into(), "n1")],
+        ..Service::default()
+    };
+    let plane = control_plane(&node);
+    plane.apply(&cart(&theirs).yaml()).unwrap();
+    let _proxy = plane.kube_proxy(&node, ProxyMode::Nftables).unwrap();
+    node.write_manifest("cart.yaml", &cart(&ours).yaml())
         .unwrap();
-    let endpoints = vec![(ours.ipv4().into(), "n1")];
-    node.write_manifest(
-        "cart.yaml",
-        &Service {
-            endpoints,
-            ..Service::default()
-        }
-        .yaml(),
-    )
-    .unwrap();
     let agent = start(&node, &["--stale-after", "2s"]);
     assert_eq!(client.connect(CART).unwrap().id.as_deref(), Some("shunt"));
 

@@ -9,8 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use std::{fs, thread};
 
-use lab::report::{ConnectReport, LoadReport, PingPongBench, StreamReport, UdpReport};
-use lab::{Lab, Options, Place, Pod, Process, ServiceRule};
+use lab::report::{ConnectReport, LoadReport, PingPongBench, StreamReport};
+use lab::{Lab, Options, Place, Pod, Process};
 
 #[test]
 fn pods_of_two_nodes_reach_each_other() {
@@ -104,95 +104,6 @@ fn processes_are_in_cgroup_and_namespace_of_their_pod() {
     // A directory in bpffs shows that it is one: files cannot be made there.
     fs::create_dir(node.pins()).unwrap();
     assert!(fs::write(node.pins().join("file"), "").is_err());
-}
-
-#[test]
-fn kube_proxy_balances_and_is_replaced() {
-    let mut lab = Lab::new("proxy").unwrap();
-    let (n1, n2) = (lab.node("n1").unwrap(), lab.node("n2").unwrap());
-    let client = n1.pod("client", None).unwrap();
-    let (a, b) = (n1.pod("a", None).unwrap(), n2.pod("b", None).unwrap());
-    let _servers = [
-        a.serve("[::]:8080", "a").unwrap(),
-        b.serve("[::]:8080", "b").unwrap(),
-    ];
-    let v4 = [
-        SocketAddr::new(a.ipv4().into(), 8080),
-        SocketAddr::new(b.ipv4().into(), 8080),
-    ];
-    let v6 = [
-        SocketAddr::new(a.ipv6().into(), 8080),
-        SocketAddr::new(b.ipv6().into(), 8080),
-    ];
-    let (vip4, vip6) = (
-        "10.96.0.10".parse().unwrap(),
-        "fd00:10:96::10".parse().unwrap(),
-    );
-
-    n1.kube_proxy(&[
-        ServiceRule::tcp(vip4, 80, &v4),
-        ServiceRule::tcp(vip6, 80, &v6),
-    ])
-    .unwrap();
-    for vip in ["10.96.0.10:80", "[fd00:10:96::10]:80"] {
-        for place in [&client as &dyn AnyPlace, &n1] {
-            let report = place.connect_often(vip, 60);
-            assert_eq!(report.ids.values().sum::<u64>(), 60, "{vip}: {report:?}");
-            assert!(
-                report.ids["a"] > 5 && report.ids["b"] > 5,
-                "{vip}: {report:?}"
-            );
-        }
-    }
-    let to_itself = a.connect("10.96.0.10:80").unwrap();
-    assert!(to_itself.id.is_some(), "{to_itself:?}");
-    let named = client.connect("10.96.0.10:80").unwrap();
-    assert_eq!(named.peer, Some("10.96.0.10:80".parse().unwrap()));
-
-    n1.kube_proxy(&[
-        ServiceRule::tcp(vip4, 80, &v4[1..]),
-        ServiceRule::tcp(vip6, 80, &[]),
-    ])
-    .unwrap();
-    let only_b = client.connect_often("10.96.0.10:80", 20);
-    assert_eq!(only_b.ids["b"], 20, "{only_b:?}");
-    let refused = client.connect("[fd00:10:96::10]:80").unwrap();
-    assert_eq!(refused.errno.as_deref(), Some("ECONNREFUSED"));
-}
-
-#[test]
-fn datagrams_are_answered_through_the_proxy() {
-    let mut lab = Lab::new("udp").unwrap();
-    let node = lab.node("n1").unwrap();
-    let (client, dns) = (
-        node.pod("client", None).unwrap(),
-        node.pod("dns", None).unwrap(),
-    );
-    let _server = dns.serve_udp("[::]:53", "dns").unwrap();
-    let vip = "10.96.0.53:53".parse::<SocketAddr>().unwrap();
-    let endpoint = SocketAddr::new(dns.ipv4().into(), 53);
-    node.kube_proxy(&[ServiceRule::udp(vip.ip(), 53, &[endpoint])])
-        .unwrap();
-    for (connected, peer) in [(None, None), (Some("--connected"), Some(vip))] {
-        let target = vip.to_string();
-        let mut args = vec!["udp", &target, "--count", "2"];
-        args.extend(connected);
-        let report: UdpReport = client.lab_pod(&args).unwrap();
-        assert_eq!(report.id.as_deref(), Some("dns"), "{report:?}");
-        assert_eq!((report.from, report.peer), (Some(vip), peer));
-    }
-}
-
-/// Repeats a connect from anywhere.
-trait AnyPlace {
-    fn connect_often(&self, to: &str, count: u32) -> LoadReport;
-}
-
-impl<P: Place> AnyPlace for P {
-    fn connect_often(&self, to: &str, count: u32) -> LoadReport {
-        self.lab_pod(&["connect", to, "--count", &count.to_string()])
-            .unwrap()
-    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::kubernetes::ControlPlane;
 use crate::{Agent, Node, target_binary};
 
 /// What the agent logs once its table is written and its programs attached.
@@ -91,6 +92,14 @@ impl Service<'_> {
              endpoints:{endpoints}\n"
         )
     }
+}
+
+/// A control plane on the node, ready for each [`Service`].
+pub fn control_plane(node: &Node) -> ControlPlane<'_> {
+    let plane = ControlPlane::start(node).unwrap();
+    let namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}";
+    plane.apply(namespace).unwrap();
+    plane
 }
 
 /// Starts the agent and waits until it is ready.

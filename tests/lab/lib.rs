@@ -1,5 +1,6 @@
 //! The lab: Kubernetes-like nodes and pods on one machine, for tests, demo and
-//! benchmarks. Needs root, `ip` and `iptables`.
+//! benchmarks. Needs root and `ip`; what runs Kubernetes needs
+//! what `cargo xtask setup` builds, too.
 //!
 //! A node is a network namespace and a cgroup; a pod is a namespace and a
 //! cgroup below its node's. Nodes are joined by a bridge in a namespace of the
@@ -28,7 +29,6 @@ mod place;
 mod process;
 
 mod agent;
-mod kube_proxy;
 pub mod kubernetes;
 
 pub mod cleanup;
@@ -46,7 +46,6 @@ pub mod report;
 pub use agent::Agent;
 pub use binary::{target_binary, use_binaries};
 pub use cleanup::{leftovers, remains, sweep};
-pub use kube_proxy::{Protocol, ServiceRule};
 pub use lab::{Lab, LogOutput, Options};
 pub use network::Entry;
 pub use node::Node;

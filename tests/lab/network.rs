@@ -136,7 +136,7 @@ impl Builder {
 
 /// Runs a command with the text as its standard input; its complaints become
 /// the error.
-pub(crate) fn feed(mut command: Command, input: &str) -> Result<()> {
+fn feed(mut command: Command, input: &str) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command
         .stdin(Stdio::piped())

@@ -1,16 +1,16 @@
 //! `cargo xtask demo`: the main job on this machine, with its real output.
 //!
 //! Two nodes and five pods are made of network namespaces and cgroups; an agent
-//! runs on n1, and n2 is left to the stand-in for kube-proxy.
+//! runs on n1; kube-proxy's rules are on both, and n2 has nothing else.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lab::kubernetes::{ControlPlane, ProxyMode};
 use lab::report::{ConnectReport, PingPongBench};
-use lab::{Agent, Lab, LogOutput, Node, Options, Place, Pod, Server, ServiceRule};
+use lab::{Agent, Lab, LogOutput, Node, Options, Place, Pod, Server};
 
 use serde_json::Value;
 
@@ -20,6 +20,24 @@ use crate::stats::Samples;
 const MANIFESTS: &str = "deploy/demo";
 const CART: &str = "10.96.0.10:80";
 const PAY: &str = "10.96.0.20:80";
+/// On n2 only: the pod next door, so that the latencies compare one distance.
+const PAY_2: &str = "10.96.0.21:80";
+const PAY_2_OBJECTS: &str = "\
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: pay-2}
+spec:
+  clusterIP: 10.96.0.21
+  ports: [{port: 80}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: pay-2-1, labels: {kubernetes.io/service-name: pay-2}}
+addressType: IPv4
+ports: [{port: 9090}]
+endpoints: [{addresses: [10.244.2.8], nodeName: n2}]
+";
 /// How long to wait for the agent.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Interleaved repetitions of the latency measurement.
@@ -78,17 +96,25 @@ impl Stage {
             copy_manifests(manifests, node)?;
         }
         let stage = stage.serve()?;
-        // What a node has without shunt. On n2 each Service has only the pod
-        // next door, so that the latencies below compare the same distance.
-        let rule = |vip: &str, endpoints: &[&str]| service_rule(vip, endpoints);
-        stage.n1.kube_proxy(&[
-            rule(CART, &["10.244.1.5:8080", "10.244.2.7:8080"])?,
-            rule(PAY, &["10.244.1.6:9090", "10.244.2.8:9090"])?,
-        ])?;
-        stage.n2.kube_proxy(&[rule(PAY, &["10.244.2.8:9090"])?])?;
-        say("n1: client 10.244.1.2, cart-1 10.244.1.5, pay-1 10.244.1.6; runs shunt");
-        say("n2: cart-2 10.244.2.7, pay-2 10.244.2.8; stand-in for kube-proxy only");
+        stage.write_proxy_rules(manifests)?;
+        say(
+            "n1: client 10.244.1.2, cart-1 10.244.1.5, pay-1 10.244.1.6; runs shunt and kube-proxy",
+        );
+        say("n2: cart-2 10.244.2.7, pay-2 10.244.2.8; kube-proxy only");
         Ok(stage)
+    }
+
+    /// Has the real kube-proxy write what nodes have without shunt. Then it and
+    /// the API server end: the rules are the kernel's, and the processors free.
+    fn write_proxy_rules(&self, manifests: &Path) -> Result<()> {
+        let plane = ControlPlane::start(&self.n2)?;
+        plane.apply("{apiVersion: v1, kind: Namespace, metadata: {name: shop}}")?;
+        plane.kubectl(&["apply", "-f", &manifests.display().to_string()])?;
+        plane.apply(PAY_2_OBJECTS)?;
+        for node in [&self.n1, &self.n2] {
+            plane.kube_proxy(node, ProxyMode::Nftables)?;
+        }
+        Ok(())
     }
 
     fn serve(mut self) -> Result<Self> {
@@ -156,12 +182,17 @@ impl Stage {
         Ok(())
     }
 
-    /// Three ways to a pod on the same node: through the stand-in on n2, with
+    /// Three ways to a pod on the same node: through kube-proxy on n2, with
     /// the connect redirected, and spliced as well.
     fn show_latency(&self) -> Result<()> {
         title("Round trip to a pod on the same node, 64 bytes, median");
         let mut contenders = [
-            ("kube-proxy stand-in", &self.cart_2, PAY, Samples::default()),
+            (
+                "kube-proxy (nftables)",
+                &self.cart_2,
+                PAY_2,
+                Samples::default(),
+            ),
             (
                 "connect-time redirect",
                 &self.client,
@@ -180,7 +211,7 @@ impl Stage {
         let base = contenders[0].3.median();
         for (name, _, _, samples) in &contenders {
             say(&format!(
-                "{name:<22} {:6.1} µs  ({:.2} of the stand-in)",
+                "{name:<22} {:6.1} µs  ({:.2} of kube-proxy)",
                 samples.median(),
                 samples.median() / base
             ));
@@ -266,15 +297,6 @@ fn without_endpoint(yaml: &str, address: &str) -> Result<String> {
         .find("\n  - ")
         .map_or(yaml.len(), |at| start + marker.len() + at + 1);
     Ok(format!("{}{}", &yaml[..start], &yaml[end..]))
-}
-
-fn service_rule(vip: &str, endpoints: &[&str]) -> Result<ServiceRule> {
-    let vip: SocketAddr = vip.parse()?;
-    let endpoints: Vec<SocketAddr> = endpoints
-        .iter()
-        .map(|address| address.parse())
-        .collect::<Result<_, _>>()?;
-    Ok(ServiceRule::tcp(vip.ip(), vip.port(), &endpoints))
 }
 
 fn expect_answer(report: &ConnectReport, id: &str) -> Result<()> {

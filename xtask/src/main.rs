@@ -97,7 +97,7 @@ fn prepare_lab(profile: Profile) -> Result<()> {
         is_root(),
         "the lab makes network namespaces and cgroups: run as root"
     );
-    setup::ensure(&[Need::Build, Need::Lab])?;
+    setup::ensure(&[Need::Build, Need::Lab, Need::Kubernetes])?;
     let binaries = binaries(profile)?;
     lab::use_binaries([binaries.shunt, binaries.lab_pod]);
     Ok(())

@@ -29,8 +29,8 @@ pub struct KubeProxy<'a> {
 }
 
 impl ControlPlane<'_> {
-    /// Starts kube-proxy on a node, whose Node object must be there, and waits
-    /// until it has written its rules for both families.
+    /// Starts kube-proxy on a node and waits until it has written its rules, for
+    /// both families, of all that the server holds.
     pub fn kube_proxy<'a>(&self, node: &'a Node, mode: ProxyMode) -> Result<KubeProxy<'a>> {
         self.publish_addresses(node)?;
         let kubeconfig = node.folder().join("kube-proxy.kubeconfig");
@@ -47,6 +47,13 @@ impl ControlPlane<'_> {
 
     /// What a kubelet would do, and what kube-proxy waits for.
     fn publish_addresses(&self, node: &Node) -> Result<()> {
+        // By a manager of its own, so that labels given elsewhere stay.
+        let object = format!(
+            "{{apiVersion: v1, kind: Node, metadata: {{name: {}}}}}",
+            node.name()
+        );
+        let apply = ["apply", "--server-side", "--field-manager=lab", "-f", "-"];
+        self.kubectl_with_input(&apply, &object)?;
         let address = |text: String| format!(r#"{{"type":"InternalIP","address":"{text}"}}"#);
         let (v4, v6) = (node.ipv4().to_string(), node.ipv6().to_string());
         let patch = format!(

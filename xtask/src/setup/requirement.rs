@@ -18,7 +18,7 @@ pub(crate) enum Need {
     Lab,
     /// The tests beside the lab.
     Test,
-    /// The tests with a real Kubernetes control plane.
+    /// A real Kubernetes control plane and kube-proxy in the lab.
     Kubernetes,
 }
 
@@ -124,14 +124,6 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         advice: "install iproute2 (`ip` must be on the PATH)",
     },
     Requirement {
-        name: "iptables",
-        purpose: "stands in for kube-proxy in the lab",
-        need: Need::Lab,
-        probe: || is_installed("iptables-restore") && is_installed("ip6tables-restore"),
-        install: Install::Packages(&["iptables"]),
-        advice: "install iptables (`iptables-restore` and `ip6tables-restore` must be on the PATH)",
-    },
-    Requirement {
         name: "bpftool",
         purpose: "shows the tests what is in the kernel",
         need: Need::Lab,
@@ -156,8 +148,16 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         advice: "install nftables (`nft` must be on the PATH)",
     },
     Requirement {
+        name: "iptables",
+        purpose: "writes the rules of kube-proxy's iptables mode",
+        need: Need::Kubernetes,
+        probe: || is_installed("iptables-restore") && is_installed("ip6tables-restore"),
+        install: Install::Packages(&["iptables"]),
+        advice: "install iptables (`iptables-restore` and `ip6tables-restore` must be on the PATH)",
+    },
+    Requirement {
         name: "Kubernetes",
-        purpose: "API server and kube-proxy, which tests hold the agent against",
+        purpose: "API server and kube-proxy, which shunt is held against",
         need: Need::Kubernetes,
         probe: has_kubernetes,
         install: Install::Kubernetes,
