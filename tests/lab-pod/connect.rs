@@ -92,13 +92,13 @@ impl Load {
 }
 
 #[derive(Clone, Copy)]
-enum Close {
+pub(crate) enum Close {
     Gracefully,
     /// Leaves no TIME_WAIT: many connects would run out of ports.
     Reset,
 }
 
-fn connect(to: SocketAddr, timeout: Duration, close: Close) -> ConnectReport {
+pub(crate) fn connect(to: SocketAddr, timeout: Duration, close: Close) -> ConnectReport {
     let mut report = ConnectReport::default();
     let start = Instant::now();
     let stream = TcpStream::connect_timeout(&to, timeout);

@@ -5,6 +5,7 @@
 mod bench;
 mod connect;
 mod http;
+mod many;
 mod own;
 mod serve;
 mod session;
@@ -13,6 +14,7 @@ mod stream;
 mod udp;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -33,6 +35,8 @@ enum Command {
     Connect(ConnectArgs),
     /// Connect from many threads at once and count who answered.
     Load(LoadArgs),
+    /// Ask many servers in turn, until standard input ends.
+    LoadMany(LoadManyArgs),
     /// Send datagrams and report who answered.
     Udp(UdpArgs),
     /// Open one socket and use it as standard input says.
@@ -99,6 +103,21 @@ struct LoadArgs {
     /// Report each connect with its time.
     #[arg(long)]
     trace: bool,
+    #[arg(long, default_value = "10000", value_parser = milliseconds)]
+    timeout_ms: Duration,
+}
+
+#[derive(Args)]
+struct LoadManyArgs {
+    /// A file with an address on each line.
+    targets: PathBuf,
+    /// With datagrams, half of them from connected sockets, each asked at most
+    /// twice, as resolvers do.
+    #[arg(long)]
+    udp: bool,
+    /// Rest after each.
+    #[arg(long, default_value_t = 1)]
+    pause_ms: u64,
     #[arg(long, default_value = "10000", value_parser = milliseconds)]
     timeout_ms: Duration,
 }
@@ -193,6 +212,7 @@ fn main() -> Result<()> {
         Command::Serve(args) => serve::run(&args),
         Command::Connect(args) => connect::run(&args),
         Command::Load(args) => connect::load(&args),
+        Command::LoadMany(args) => many::run(&args),
         Command::Udp(args) => udp::ask(&args),
         Command::Session(args) => session::run(&args),
         Command::Get(args) => http::get(&args),

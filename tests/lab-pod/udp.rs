@@ -27,40 +27,61 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
 
 /// Asks several times from one socket and reports each answer.
 pub(crate) fn ask(args: &UdpArgs) -> Result<()> {
-    let any: SocketAddr = match args.to {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    let client = UdpSocket::bind(any).context("bind")?;
-    client
-        .set_read_timeout(Some(args.timeout_ms))
-        .context("set a timeout")?;
+    let client = Client::new(args.to, args.connected, args.timeout_ms).context("bind")?;
     for _ in 0..args.count {
-        let mut report = UdpReport::default();
-        if let Err(error) = ask_once(&client, args, &mut report) {
-            report.errno = Some(socket::error_name(&error));
-        }
-        socket::print(&report)?;
+        socket::print(&client.ask())?;
         std::thread::sleep(Duration::from_millis(args.pause_ms));
     }
     Ok(())
 }
 
-fn ask_once(client: &UdpSocket, args: &UdpArgs, report: &mut UdpReport) -> io::Result<()> {
-    if args.connected {
-        if client.peer_addr().is_err() {
-            client.connect(args.to)?;
-        }
-        report.peer = Some(client.peer_addr()?);
-        client.send(b"?")?;
-    } else {
-        client.send_to(b"?", args.to)?;
+/// A socket that asks one server.
+pub(crate) struct Client {
+    socket: UdpSocket,
+    to: SocketAddr,
+    connected: bool,
+}
+
+impl Client {
+    pub(crate) fn new(to: SocketAddr, connected: bool, timeout: Duration) -> io::Result<Self> {
+        let any: SocketAddr = match to {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let socket = UdpSocket::bind(any)?;
+        socket.set_read_timeout(Some(timeout))?;
+        Ok(Self {
+            socket,
+            to,
+            connected,
+        })
     }
-    let mut buffer = [0; 2048];
-    let (count, from) = client.recv_from(&mut buffer).map_err(timed_out)?;
-    report.from = Some(from);
-    report.id = Some(String::from_utf8_lossy(&buffer[..count]).into_owned());
-    Ok(())
+
+    pub(crate) fn ask(&self) -> UdpReport {
+        let mut report = UdpReport::default();
+        if let Err(error) = self.try_to_ask(&mut report) {
+            report.errno = Some(socket::error_name(&error));
+        }
+        report
+    }
+
+    fn try_to_ask(&self, report: &mut UdpReport) -> io::Result<()> {
+        let Self { socket, to, .. } = self;
+        if self.connected {
+            if socket.peer_addr().is_err() {
+                socket.connect(to)?;
+            }
+            report.peer = Some(socket.peer_addr()?);
+            socket.send(b"?")?;
+        } else {
+            socket.send_to(b"?", to)?;
+        }
+        let mut buffer = [0; 2048];
+        let (count, from) = socket.recv_from(&mut buffer).map_err(timed_out)?;
+        report.from = Some(from);
+        report.id = Some(String::from_utf8_lossy(&buffer[..count]).into_owned());
+        Ok(())
+    }
 }
 
 /// SO_RCVTIMEO gives EAGAIN.

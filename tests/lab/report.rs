@@ -53,6 +53,9 @@ pub struct LoadReport {
     pub landings: Vec<Landing>,
 }
 
+/// Many connects or questions to many servers: what each gave.
+pub type ManyReport = BTreeMap<SocketAddr, LoadReport>;
+
 /// When a connect was made, and who answered. Times are those of
 /// `CLOCK_MONOTONIC` in ns, the same in all processes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
