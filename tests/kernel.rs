@@ -92,6 +92,7 @@ fn route(verdict: Verdict, endpoints: &[SocketAddr], splice: bool) -> Route {
         affinity_seconds: None,
         splice,
         terminating: false,
+        max_local_connections: None,
         tiers: vec![Tier {
             scope: Scope::Node,
             endpoints,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lab::fixture::{PATIENCE, READY, Service, json, live_endpoints, planned, stderr, wait_until};
 use lab::kubernetes::ControlPlane;
+use lab::report::ConnectReport;
 use lab::{Lab, Node, Place as _, Pod, Server, target_binary};
 use serde_json::Value;
 
@@ -209,6 +210,73 @@ fn explain_by_the_server(node: &Node, kubeconfig: &Path) {
     let report = run(&["explain", "shop/cart", "--pins", &pins]);
     assert_eq!(report["zone"], "z1");
     assert_eq!(report["ports"][0]["live"]["state"], "same");
+}
+
+#[test]
+fn pods_of_the_server_that_opted_out_are_left_alone() {
+    let mut lab = Lab::new("podapi").unwrap();
+    let stage = Stage::new(&mut lab);
+    let plane = ControlPlane::start(&stage.n1).unwrap();
+    plane.apply(NODES).unwrap();
+    plane.apply(&stage.manifest(true)).unwrap();
+    let kubeconfig = account_of_deploy(&lab, &plane);
+    let mut agent = stage.n1.agent_of_cluster(&kubeconfig, &[]).unwrap();
+    agent.wait_for_log(READY, PATIENCE).unwrap();
+    // Made by a controller, which does not run here.
+    plane
+        .apply("apiVersion: v1\nkind: ServiceAccount\nmetadata: {namespace: shop, name: default}\n")
+        .unwrap();
+    let left_alone = || {
+        let status = json(&stage.n1, &["status"]);
+        let pods = status["clients"]["left_alone"].as_array().unwrap().clone();
+        let names = pods.iter().map(|it| it["pod"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    let pod = |name: &str, node: &str, annotations: &str| {
+        let yaml = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{namespace: shop, name: {name}, annotations: \
+             {{{annotations}}}}}\nspec: {{nodeName: {node}, containers: [{{name: app, image: app}}]}}\n"
+        );
+        plane.apply(&yaml).unwrap();
+        let args = [
+            "-n",
+            "shop",
+            "get",
+            "pod",
+            name,
+            "-o",
+            "jsonpath={.metadata.uid}",
+        ];
+        let uid = plane.kubectl(&args).unwrap();
+        stage.n1.pod_with_uid(name, uid.trim()).unwrap()
+    };
+    let off = "shunt.dev/mode: \"off\"";
+    let (quiet, other) = (pod("quiet", "n1", off), pod("other", "n1", ""));
+    // One of another node, as if its cgroup were here.
+    let elsewhere = pod("elsewhere", "n2", off);
+    wait_until("it is known", || left_alone() == ["quiet"]);
+    let answer = |pod: &Pod| {
+        let report: ConnectReport = pod
+            .lab_pod(&["connect", CART, "--timeout-ms", "300"])
+            .unwrap();
+        report.id
+    };
+    assert_eq!(answer(&quiet), None);
+    assert_eq!(answer(&other).as_deref(), Some("near"));
+    assert_eq!(answer(&elsewhere).as_deref(), Some("near"));
+
+    // All pods of the namespace, but for the one that says otherwise.
+    let label = ["label", "namespace", "shop", "shunt.dev/mode=off"];
+    plane.kubectl(&label).unwrap();
+    wait_until("the label is known", || left_alone() == ["quiet", "other"]);
+    assert_eq!(answer(&other), None);
+    let unlabel = ["label", "namespace", "shop", "shunt.dev/mode-"];
+    plane.kubectl(&unlabel).unwrap();
+    let minded = ["-n", "shop", "annotate", "pod", "quiet", "shunt.dev/mode-"];
+    plane.kubectl(&minded).unwrap();
+    wait_until("nobody is left alone", || left_alone().is_empty());
+    assert_eq!(answer(&quiet).as_deref(), Some("near"));
+    assert_eq!(answer(&other).as_deref(), Some("near"));
 }
 
 #[test]

@@ -35,6 +35,7 @@ fn scrape(node: &Node) -> BTreeMap<String, f64> {
 fn sample(counter: &str) -> String {
     match counter {
         "connect_local" => "shunt_local_connects_total".to_owned(),
+        "connect_spilled" => "shunt_spilled_connects_total".to_owned(),
         "self_check" => "shunt_self_checks_total".to_owned(),
         "peer_names" => "shunt_names_shown_total{call=\"getpeername\"}".to_owned(),
         "source_names" => "shunt_names_shown_total{call=\"recvmsg\"}".to_owned(),
@@ -174,7 +175,14 @@ fn a_source_that_is_away_is_told() {
             annotations: &[("round", zone)],
             ..Service::default()
         };
-        node + "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n" + &service.yaml()
+        let pod = format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{shunt.dev/mode: \
+             \"off\", round: {zone}}}}}\n---\napiVersion: v1\nkind: ServiceAccount\nmetadata: \
+             {{namespace: shop, name: default}}\n---\napiVersion: v1\nkind: Pod\nmetadata: \
+             {{namespace: shop, name: client, annotations: {{round: {zone}}}}}\nspec: {{nodeName: \
+             n1, containers: [{{name: app, image: app}}]}}\n---\n"
+        );
+        node + &pod + &service.yaml()
     };
     plane.apply(&objects("z")).unwrap();
     let args = ["--metrics-addr", ADDRESS];

@@ -17,54 +17,64 @@ pub enum Counter {
     ConnectSame = 4,
     /// Of all those, connects to an endpoint on this node.
     ConnectLocal = 5,
+    /// Of all those, connects given another endpoint since each on this node holds
+    /// as many connections as it may.
+    ConnectSpilled = 6,
     /// Connects refused, since nothing is usable.
-    Refused = 6,
+    Refused = 7,
     /// Passed: the address is none of a captured Service port.
-    PassedNoEntry = 7,
+    PassedNoEntry = 8,
     /// Passed: the agent asked for it.
-    PassedVerdict = 8,
+    PassedVerdict = 9,
+    /// Passed: the client is a pod that opted out.
+    PassedOptedOut = 10,
+    /// Passed: the client is a process of the host, and these are left alone.
+    PassedHost = 11,
     /// Passed: the agent has been silent for too long.
-    PassedStale = 9,
+    PassedStale = 12,
     /// Passed: the entry changed twice while it was read.
-    PassedRace = 10,
+    PassedRace = 13,
     /// Passed: no socket storage could be had.
-    PassedNoStorage = 11,
+    PassedNoStorage = 14,
     /// Passed: nothing usable, and this kernel can't refuse with ECONNREFUSED.
-    PassedNoRefusal = 12,
+    PassedNoRefusal = 15,
     /// Connects of the agent to the self-check address.
-    SelfCheck = 13,
+    SelfCheck = 16,
     /// getpeername calls answered with the ClusterIP.
-    PeerNames = 14,
+    PeerNames = 17,
     /// Datagrams received whose source was shown as the ClusterIP.
-    SourceNames = 15,
+    SourceNames = 18,
     /// Sockets registered for splicing.
-    SocketsRegistered = 16,
+    SocketsRegistered = 19,
     /// Pairs found.
-    SocketsPaired = 17,
+    SocketsPaired = 20,
     /// Sockets that could not be registered or inserted.
-    SocketsFailed = 18,
+    SocketsFailed = 21,
     /// Messages put on the peer's receive queue.
-    MessagesSpliced = 19,
+    MessagesSpliced = 22,
     /// Messages sent by TCP: the peer has unread TCP bytes.
-    MessagesOrder = 20,
+    MessagesOrder = 23,
     /// Messages sent by TCP: the peer reads too slowly.
-    MessagesCredit = 21,
+    MessagesCredit = 24,
     /// Messages sent by TCP: no peer, or one that is closing.
-    MessagesNoPeer = 22,
+    MessagesNoPeer = 25,
 }
 
 impl Counter {
     /// All of them, in the order of their index.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 26] = [
         Self::ConnectNode,
         Self::ConnectZone,
         Self::ConnectCluster,
         Self::ConnectHints,
         Self::ConnectSame,
         Self::ConnectLocal,
+        Self::ConnectSpilled,
         Self::Refused,
         Self::PassedNoEntry,
         Self::PassedVerdict,
+        Self::PassedOptedOut,
+        Self::PassedHost,
         Self::PassedStale,
         Self::PassedRace,
         Self::PassedNoStorage,
@@ -93,9 +103,12 @@ impl Counter {
             Self::ConnectHints => "connect_hints",
             Self::ConnectSame => "connect_same",
             Self::ConnectLocal => "connect_local",
+            Self::ConnectSpilled => "connect_spilled",
             Self::Refused => "refused",
             Self::PassedNoEntry => "passed_no_entry",
             Self::PassedVerdict => "passed_verdict",
+            Self::PassedOptedOut => "passed_opted_out",
+            Self::PassedHost => "passed_host",
             Self::PassedStale => "passed_stale",
             Self::PassedRace => "passed_race",
             Self::PassedNoStorage => "passed_no_storage",

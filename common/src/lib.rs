@@ -16,8 +16,10 @@
 pub mod address;
 mod affinity;
 mod choice;
+mod client;
 mod counter;
 mod datagram;
+mod load;
 mod node;
 #[cfg(feature = "user")]
 mod pod;
@@ -26,9 +28,11 @@ mod socket;
 
 pub use affinity::{Affinity, AffinityKey};
 pub use choice::{Choice, Source};
+pub use client::{LeftAlone, Reason};
 pub use counter::Counter;
 pub use datagram::{Flow, Flows};
-pub use node::{Heartbeat, Node};
+pub use load::LoadKey;
+pub use node::{Clients, Heartbeat, Node};
 pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
 pub use socket::{Connection, Role, SocketEntry, SocketKey, UdpClient};
 
@@ -71,6 +75,10 @@ pub mod map {
     /// [`AffinityKey`](crate::AffinityKey) → [`Affinity`](crate::Affinity); the
     /// longest unused make room.
     pub const AFFINITY: &str = "affinity";
+    /// Id of a pod's cgroup (`u64`) → [`LeftAlone`](crate::LeftAlone).
+    pub const LEFT_ALONE: &str = "left_alone";
+    /// [`LoadKey`](crate::LoadKey) → number of open connections (`u64`).
+    pub const LOADS: &str = "loads";
     /// Address (16 bytes) → cookie of the network namespace that connects from it.
     pub const NAMESPACES: &str = "namespaces";
     /// Socket storage: the socket's own [`SocketKey`](crate::SocketKey).
@@ -91,6 +99,11 @@ pub mod capacity {
     pub const AFFINITY: usize = 65_536;
     /// Connected UDP sockets of clients.
     pub const UDP_CLIENTS: usize = 65_536;
+    /// Pods of this node that opted out; the kubelet's limit is 110 pods unless
+    /// it is raised (`maxPods`).
+    pub const LEFT_ALONE: usize = 4_096;
+    /// Endpoints on this node of Services that limit their connections.
+    pub const LOADS: usize = 16_384;
     /// Addresses on this node that clients of spliced Services connect from.
     pub const NAMESPACES: usize = 4_096;
     /// Sockets that are registered for splicing.

@@ -24,7 +24,20 @@ pub struct Heartbeat {
     stale_after_ns: u64,
     /// Process id of the agent, in its own pid namespace.
     pid: u32,
-    reserved: u32,
+    /// [`Clients`].
+    clients: u32,
+}
+
+/// Bits of [`Heartbeat::clients`]: which clients are left alone. Part of the
+/// heartbeat, since that is what each connect reads anyway.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Clients(pub u32);
+
+impl Clients {
+    /// Some pods: see the map `left_alone`.
+    pub const SOME_PODS: u32 = 1 << 0;
+    /// All that are in the node's own network namespace.
+    pub const HOST: u32 = 1 << 1;
 }
 
 const _: () = assert!(size_of::<Node>() == 512);
@@ -70,8 +83,14 @@ impl Heartbeat {
             beat_ns,
             stale_after_ns,
             pid,
-            reserved: 0,
+            clients: 0,
         }
+    }
+
+    /// The same, with clients that are left alone.
+    pub const fn leaving_alone(mut self, clients: Clients) -> Self {
+        self.clients = clients.0;
+        self
     }
 
     /// When it was written, ns since boot.
@@ -87,6 +106,12 @@ impl Heartbeat {
     /// Process id of the agent.
     pub const fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Whether any of the bits of `clients` is set.
+    #[inline(always)]
+    pub const fn leaves_alone(&self, clients: u32) -> bool {
+        self.clients & clients != 0
     }
 
     /// Whether the agent has been silent for too long at `now_ns` since boot.

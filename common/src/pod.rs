@@ -1,8 +1,8 @@
 //! Lets aya copy the map types to and from the kernel.
 
 use crate::{
-    Affinity, AffinityKey, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
-    SocketEntry, SocketKey, UdpClient,
+    Affinity, AffinityKey, Heartbeat, LeftAlone, LoadKey, Node, ServiceEntry, ServiceKey,
+    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient,
 };
 
 macro_rules! pod {
@@ -19,6 +19,8 @@ pod!(
     Affinity,
     AffinityKey,
     Heartbeat,
+    LeftAlone,
+    LoadKey,
     Node,
     ServiceEntry,
     ServiceKey,

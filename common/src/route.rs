@@ -37,7 +37,9 @@ pub struct ServiceEntry {
     affinity_seconds: u32,
     /// The first tier with an endpoint is used.
     tiers: [TierRange; MAX_TIERS],
-    reserved_end: [u8; 4],
+    /// So many TCP connections each endpoint of this node may hold, before
+    /// others get them; 0 is no limit.
+    max_local_connections: u32,
 }
 
 /// A run of slots.
@@ -164,8 +166,14 @@ impl ServiceEntry {
             reserved: 0,
             affinity_seconds,
             tiers,
-            reserved_end: [0; 4],
+            max_local_connections: 0,
         }
+    }
+
+    /// The same with a limit; 0 is none.
+    pub const fn with_max_local_connections(mut self, limit: u32) -> Self {
+        self.max_local_connections = limit;
+        self
     }
 
     /// The first half of the keys of this entry's slots.
@@ -189,6 +197,12 @@ impl ServiceEntry {
     #[inline(always)]
     pub const fn affinity_seconds(&self) -> u32 {
         self.affinity_seconds
+    }
+
+    /// So many connections each endpoint of this node may hold; 0 is no limit.
+    #[inline(always)]
+    pub const fn max_local_connections(&self) -> u32 {
+        self.max_local_connections
     }
 
     /// All tiers, those in use first; the others are empty.

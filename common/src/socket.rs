@@ -14,7 +14,8 @@ pub struct Connection {
     endpoint_port: [u8; 2],
     /// 1 if the connection is to be spliced.
     splice: u8,
-    reserved: u8,
+    /// 1 if it is in the number that `loads` has for the endpoint.
+    pub counted: u8,
 }
 
 /// A connected UDP socket that our connect hook sent to an endpoint.
@@ -97,7 +98,7 @@ impl Connection {
             endpoint,
             endpoint_port,
             splice: splice as u8,
-            reserved: 0,
+            counted: 0,
         }
     }
 

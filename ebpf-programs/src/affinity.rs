@@ -1,20 +1,17 @@
 //! Session affinity: a client keeps to its endpoint while that is in the set and
 //! the time since its last connection is not over.
 
+use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::btf_maps::LruHashMap;
-use aya_ebpf::helpers::generated::{bpf_get_current_cgroup_id, bpf_get_netns_cookie};
+use aya_ebpf::helpers::generated::bpf_get_current_cgroup_id;
 use aya_ebpf::macros::btf_map;
 use aya_ebpf::programs::SockAddrContext;
-use aya_ebpf::{Global, bindings::BPF_ANY};
 use shunt_common::{Affinity, AffinityKey, ServiceEntry, ServiceKey, Slot, capacity};
+
+use crate::client::{is_of_host, netns_cookie};
 
 #[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
-
-/// Cookie of the host's network namespace, which is no one client; 0 if it is
-/// not known.
-#[unsafe(no_mangle)]
-static HOST_NETNS: Global<u64> = Global::new(0);
 
 /// The endpoint that this client keeps to.
 #[inline(always)]
@@ -50,9 +47,8 @@ pub(crate) fn keep(
 
 #[inline(always)]
 fn client(ctx: &SockAddrContext, service: &ServiceKey) -> AffinityKey {
-    // SAFETY: the kernel passes a valid context.
-    let cookie = unsafe { bpf_get_netns_cookie(ctx.sock_addr.cast()) };
-    let cgroup_id = if cookie == HOST_NETNS.load() {
+    let cookie = netns_cookie(ctx);
+    let cgroup_id = if is_of_host(cookie) {
         // SAFETY: the helper takes nothing and returns a number.
         unsafe { bpf_get_current_cgroup_id() }
     } else {

@@ -17,7 +17,7 @@ use shunt_common::{
     Source, capacity,
 };
 
-use crate::affinity;
+use crate::{affinity, client, load};
 
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
@@ -42,19 +42,30 @@ static HEARTBEAT: Array<Heartbeat, 1> = Array::new();
 
 /// What the table says.
 pub(crate) enum Answer {
-    /// Go there; the counter says by what.
-    Endpoint(Slot, Counter, Splice),
+    Endpoint(Chosen),
     Refuse,
 }
 
-/// Whether the Service asks for its connections to be spliced.
-pub(crate) type Splice = bool;
+/// An endpoint, and what goes with it.
+pub(crate) struct Chosen {
+    pub(crate) slot: Slot,
+    /// By what.
+    pub(crate) counter: Counter,
+    /// Whether a nearer tier was left out, since it has no room.
+    pub(crate) spilled: bool,
+    /// Whether the Service asks for its connections to be spliced.
+    pub(crate) splice: bool,
+    /// Whether the endpoint's connections are to be counted.
+    pub(crate) counted: bool,
+}
 
 /// Why a call passes untouched.
 pub(crate) enum Pass {
     NotOurs,
     NoEntry,
     Verdict,
+    OptedOut,
+    Host,
     Stale,
     Race,
     NoStorage,
@@ -68,6 +79,8 @@ impl Pass {
             Self::NotOurs => None,
             Self::NoEntry => Some(Counter::PassedNoEntry),
             Self::Verdict => Some(Counter::PassedVerdict),
+            Self::OptedOut => Some(Counter::PassedOptedOut),
+            Self::Host => Some(Counter::PassedHost),
             Self::Stale => Some(Counter::PassedStale),
             Self::Race => Some(Counter::PassedRace),
             Self::NoStorage => Some(Counter::PassedNoStorage),
@@ -77,15 +90,16 @@ impl Pass {
 
 /// An endpoint of the Service port: that of `before` if it is still one, or the
 /// one that the client keeps to, or a random one of the first tier that has any.
+/// `LIMITED` is whether limits of connections count.
 #[inline(always)]
-pub(crate) fn choose(
+pub(crate) fn choose<const LIMITED: bool>(
     ctx: &SockAddrContext,
     key: &ServiceKey,
     before: Option<&Slot>,
     now_ns: u64,
 ) -> Result<Answer, Pass> {
-    match choose_once(ctx, key, before, now_ns) {
-        Err(Pass::Race) => choose_once(ctx, key, before, now_ns),
+    match choose_once::<LIMITED>(ctx, key, before, now_ns) {
+        Err(Pass::Race) => choose_once::<LIMITED>(ctx, key, before, now_ns),
         other => other,
     }
 }
@@ -98,7 +112,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 #[inline(always)]
-fn choose_once(
+fn choose_once<const LIMITED: bool>(
     ctx: &SockAddrContext,
     key: &ServiceKey,
     before: Option<&Slot>,
@@ -114,11 +128,17 @@ fn choose_once(
     if entry.has(Flags::PASS) {
         return Err(Pass::Verdict);
     }
+    client::check(ctx, heartbeat)?;
     let before = before.or_else(|| affinity::recall(ctx, key, &entry, now_ns));
     let at = |index| slot(&entry, index);
+    let limit = if LIMITED && key.protocol() == ServiceKey::TCP {
+        entry.max_local_connections()
+    } else {
+        0
+    };
     // Copied before the entry is looked at again.
-    let chosen = match entry.choose(before, random_below, at) {
-        Choice::Endpoint(slot, source) => Some((*slot, source_counter(source))),
+    let chosen = match entry.choose(before, limit, random_below, at, load::has_room) {
+        Choice::Endpoint(slot, source) => Some((*slot, source)),
         Choice::Nothing => None,
         Choice::Torn => return Err(Pass::Race),
     };
@@ -127,11 +147,17 @@ fn choose_once(
     if again.table_id() != entry.table_id() {
         return Err(Pass::Race);
     }
-    let Some((slot, counter)) = chosen else {
+    let Some((slot, source)) = chosen else {
         return Ok(Answer::Refuse);
     };
     affinity::keep(ctx, key, &entry, slot, now_ns);
-    Ok(Answer::Endpoint(slot, counter, entry.has(Flags::SPLICE)))
+    Ok(Answer::Endpoint(Chosen {
+        slot,
+        counter: source_counter(source),
+        spilled: matches!(source, Source::Spilled(_)),
+        splice: entry.has(Flags::SPLICE),
+        counted: limit != 0 && slot.is_local(),
+    }))
 }
 
 /// If the element is replaced while it is read, the second look at the entry
@@ -156,9 +182,9 @@ fn random_below(count: u32) -> u32 {
 fn source_counter(source: Source) -> Counter {
     match source {
         Source::Kept => Counter::ConnectSame,
-        Source::Drawn(0) => Counter::ConnectNode,
-        Source::Drawn(1) => Counter::ConnectZone,
-        Source::Drawn(2) => Counter::ConnectCluster,
-        Source::Drawn(_) => Counter::ConnectHints,
+        Source::Drawn(0) | Source::Spilled(0) => Counter::ConnectNode,
+        Source::Drawn(1) | Source::Spilled(1) => Counter::ConnectZone,
+        Source::Drawn(2) | Source::Spilled(2) => Counter::ConnectCluster,
+        Source::Drawn(_) | Source::Spilled(_) => Counter::ConnectHints,
     }
 }

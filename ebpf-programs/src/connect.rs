@@ -8,8 +8,9 @@ use aya_ebpf::macros::{btf_map, cgroup_sock_addr};
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{Connection, Counter, SELF_CHECK_ADDRESS, SELF_CHECK_PORT, ServiceKey};
 
-use crate::choose::{Answer, Pass, choose, now_ns};
+use crate::choose::{Answer, Chosen, Pass, choose, now_ns};
 use crate::count::count;
+use crate::load;
 use crate::sock_addr::{Address, Family, socket};
 use crate::{release, storage};
 
@@ -33,7 +34,7 @@ const FAIL: i32 = 0;
 
 /// How a connect to a captured Service port ends.
 enum Verdict {
-    Endpoint { counter: Counter, local: bool },
+    Endpoint(Chosen),
     Refuse,
     SelfCheck,
 }
@@ -51,7 +52,7 @@ pub(crate) fn connect6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn connect(ctx: &SockAddrContext, family: Family) -> i32 {
     match try_connect(ctx, family) {
-        Ok(Verdict::Endpoint { counter, local }) => count_endpoint(counter, local),
+        Ok(Verdict::Endpoint(chosen)) => count_endpoint(&chosen),
         Ok(Verdict::Refuse) => return refuse(Counter::Refused),
         Ok(Verdict::SelfCheck) => return refuse(Counter::SelfCheck),
         Err(pass) => count_pass(pass),
@@ -69,22 +70,21 @@ fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
         return Ok(Verdict::SelfCheck);
     }
     let key = ServiceKey::new(target.ip, target.port, protocol);
-    let Answer::Endpoint(slot, counter, splice) = choose(ctx, &key, None, now_ns())? else {
+    let Answer::Endpoint(chosen) = choose::<true>(ctx, &key, None, now_ns())? else {
         return Ok(Verdict::Refuse);
     };
     let endpoint = Address {
-        ip: *slot.address(),
-        port: slot.port(),
+        ip: *chosen.slot.address(),
+        port: chosen.slot.port(),
     };
-    let local = slot.is_local();
-    let splice = splice && local && protocol == ServiceKey::TCP;
+    let splice = chosen.splice && chosen.slot.is_local() && protocol == ServiceKey::TCP;
     let connection = Connection::new(key, endpoint.ip, endpoint.port, splice);
-    remember_connection(ctx, connection)?;
+    remember_connection(ctx, connection, chosen.counted)?;
     if protocol == ServiceKey::UDP {
         release::register(ctx, &connection);
     }
     family.write(ctx, &endpoint);
-    Ok(Verdict::Endpoint { counter, local })
+    Ok(Verdict::Endpoint(chosen))
 }
 
 /// TCP's or UDP's number; `None` for any other kind of socket.
@@ -105,10 +105,13 @@ pub(crate) fn protocol(ctx: &SockAddrContext) -> Option<u8> {
 }
 
 #[inline(always)]
-pub(crate) fn count_endpoint(counter: Counter, local: bool) {
-    count(counter);
-    if local {
+pub(crate) fn count_endpoint(chosen: &Chosen) {
+    count(chosen.counter);
+    if chosen.slot.is_local() {
         count(Counter::ConnectLocal);
+    }
+    if chosen.spilled {
+        count(Counter::ConnectSpilled);
     }
 }
 
@@ -137,8 +140,13 @@ pub(crate) fn refuse(counter: Counter) -> i32 {
 #[inline(always)]
 fn forget_connection(ctx: &SockAddrContext, protocol: u8) {
     let socket: *mut bpf_sock = socket(ctx);
-    // SAFETY: the socket is the context's. That there was nothing to delete is
-    // the usual case.
+    // SAFETY: the socket is the context's.
+    let Some(connection) = (unsafe { storage::get(&CONNECTIONS, socket) }) else {
+        return;
+    };
+    // SAFETY: the storage lives as long as the socket, whose lock is held.
+    load::forget(unsafe { &mut *connection });
+    // SAFETY: as above.
     let was_ours = unsafe { CONNECTIONS.delete(socket) }.is_ok();
     if was_ours && protocol == ServiceKey::UDP {
         release::unregister(ctx);
@@ -146,8 +154,17 @@ fn forget_connection(ctx: &SockAddrContext, protocol: u8) {
 }
 
 #[inline(always)]
-fn remember_connection(ctx: &SockAddrContext, mut connection: Connection) -> Result<(), Pass> {
+fn remember_connection(
+    ctx: &SockAddrContext,
+    mut connection: Connection,
+    counted: bool,
+) -> Result<(), Pass> {
     // SAFETY: the socket is the context's.
     let kept = unsafe { storage::create(&CONNECTIONS, socket(ctx), &mut connection) };
-    kept.map(|_| ()).ok_or(Pass::NoStorage)
+    let kept = kept.ok_or(Pass::NoStorage)?;
+    if counted {
+        // SAFETY: as in `forget_connection`.
+        load::note(unsafe { &mut *kept });
+    }
+    Ok(())
 }

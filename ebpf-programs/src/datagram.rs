@@ -12,7 +12,7 @@ use aya_ebpf::macros::{btf_map, cgroup_sock_addr};
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{Counter, Flow, Flows, ServiceKey, Slot};
 
-use crate::choose::{Answer, Pass, choose, now_ns};
+use crate::choose::{Answer, Chosen, Pass, choose, now_ns};
 use crate::connect::{CONNECTIONS, PROCEED, count_endpoint, count_pass, protocol, refuse};
 use crate::count::count;
 use crate::sock_addr::{Address, Family, socket};
@@ -30,10 +30,7 @@ enum Sent {
     /// As those before it.
     Along,
     /// To an endpoint that was chosen now.
-    Chosen {
-        counter: Counter,
-        local: bool,
-    },
+    Chosen(Chosen),
     Refused,
 }
 
@@ -61,7 +58,7 @@ pub(crate) fn recvmsg6(ctx: SockAddrContext) -> i32 {
 fn send(ctx: &SockAddrContext, family: Family) -> i32 {
     match try_send(ctx, family) {
         Ok(Sent::Along) => {}
-        Ok(Sent::Chosen { counter, local }) => count_endpoint(counter, local),
+        Ok(Sent::Chosen(chosen)) => count_endpoint(&chosen),
         Ok(Sent::Refused) => return refuse(Counter::Refused),
         // Unlike connects, these come by the thousand.
         Err(Pass::NoEntry) => {}
@@ -83,9 +80,10 @@ fn try_send(ctx: &SockAddrContext, family: Family) -> Result<Sent, Pass> {
     }
     let now_ns = now_ns();
     let before = flow_in_use(ctx, &key, now_ns);
-    let Answer::Endpoint(slot, counter, _) = choose(ctx, &key, before.as_ref(), now_ns)? else {
+    let Answer::Endpoint(chosen) = choose::<false>(ctx, &key, before.as_ref(), now_ns)? else {
         return Ok(Sent::Refused);
     };
+    let slot = chosen.slot;
     note_flow(ctx, Flow::new(key, slot, now_ns))?;
     family.write(
         ctx,
@@ -94,13 +92,10 @@ fn try_send(ctx: &SockAddrContext, family: Family) -> Result<Sent, Pass> {
             port: slot.port(),
         },
     );
-    if before.is_some() && counter as u32 == Counter::ConnectSame as u32 {
+    if before.is_some() && chosen.counter as u32 == Counter::ConnectSame as u32 {
         return Ok(Sent::Along);
     }
-    Ok(Sent::Chosen {
-        counter,
-        local: slot.is_local(),
-    })
+    Ok(Sent::Chosen(chosen))
 }
 
 /// The endpoint that a connected socket has for this Service port: an answer

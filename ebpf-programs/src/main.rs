@@ -7,6 +7,8 @@
 //! Start at [`connect`]; the splice is [`pairing`] → [`membership`] → [`splice`].
 #![no_std]
 #![no_main]
+// For atomic addition, see `load`: there is no stable way to it on this target.
+#![feature(asm_experimental_arch)]
 
 mod connect;
 mod datagram;
@@ -16,6 +18,8 @@ mod sockops;
 
 mod affinity;
 mod choose;
+mod client;
+mod load;
 
 mod pairing;
 

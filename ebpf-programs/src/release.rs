@@ -8,6 +8,9 @@ use aya_ebpf::macros::{btf_map, cgroup_sock};
 use aya_ebpf::programs::{SockAddrContext, SockContext};
 use shunt_common::{Connection, ServiceKey, UdpClient, capacity};
 
+use crate::connect::CONNECTIONS;
+use crate::{load, storage};
+
 /// The agent looks here for the sockets of an endpoint that is gone. Sockets of
 /// the kernel itself are never released in this hook (`inet_release` in
 /// `net/ipv4/af_inet.c`): the longest unused make room.
@@ -16,6 +19,12 @@ static UDP_CLIENTS: LruHashMap<u64, UdpClient, { capacity::UDP_CLIENTS }> = LruH
 
 #[cgroup_sock(sock_release)]
 pub(crate) fn sock_release(ctx: SockContext) -> i32 {
+    // SAFETY: the socket is the context.
+    if let Some(connection) = unsafe { storage::get(&CONNECTIONS, ctx.sock) } {
+        // SAFETY: the storage lives as long as the socket, which nobody else has
+        // any more.
+        load::forget(unsafe { &mut *connection });
+    }
     // SAFETY: the kernel passes a valid socket.
     if unsafe { (*ctx.sock).protocol } == u32::from(ServiceKey::UDP) {
         // SAFETY: the helper takes the hook's context.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
-use shunt_common::Heartbeat;
+use shunt_common::{Clients, Heartbeat, LoadKey, address};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
@@ -24,12 +24,13 @@ use crate::admin::{Admin, Served};
 use crate::apply::{Applier, WriteError};
 use crate::bpf::{
     Cgroup, CgroupError, Features, KernelMaps, LoadError, Loaded, Loader, MissingFeature, Pins,
-    PinsError, ReadError, Splicing, UdpClients, check_privileges, self_check, splice_members,
+    PinsError, PodCgroups, ReadError, Splicing, UdpClients, check_privileges, self_check,
+    splice_members,
 };
 use crate::cleanup::{self, Cleaner};
 use crate::diff::diff;
 use crate::model::Object;
-use crate::plan::{Policy, plan};
+use crate::plan::{Policy, opted_out, plan};
 use crate::state::{Event, State};
 use crate::watch::{self, Source, SourceHealth, WatchError};
 
@@ -38,6 +39,9 @@ const BEAT: Duration = Duration::from_secs(1);
 /// Wait before failed writes are tried again; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How often to look for the cgroup of a pod that is to be left alone and has
+/// none yet, where no change is told.
+const POD_CGROUPS: Duration = Duration::from_secs(1);
 /// Batches of events that wait for the agent.
 const QUEUE: usize = 64;
 
@@ -56,6 +60,8 @@ pub struct Config {
     pub pins: Pins,
     /// Where to serve `/metrics` and `/healthz`, if anywhere.
     pub metrics_address: Option<SocketAddr>,
+    /// Whether the connects of the host's own processes are translated.
+    pub host_processes: bool,
     /// The programs pass everything once the heartbeat is older than this.
     pub stale_after: Duration,
 }
@@ -75,6 +81,13 @@ pub enum AgentError {
     /// The programs can't be loaded or attached.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// Host processes can't be told apart.
+    #[error(
+        "--host-processes off: this kernel has no cookies of network namespaces \
+         (SO_NETNS_COOKIE, Linux 5.14), so that host processes cannot be told apart; leave the \
+         flag out, or annotate the Services that they call with shunt.dev/mode: off"
+    )]
+    HostProcesses,
     /// The maps can't be read.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -131,6 +144,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
                 agent.reconcile()?;
             }
             () = sleep_until(wake.into()) => agent.reconcile()?,
+            () = agent.pod_cgroups.changed() => agent.look_for_pods()?,
             _ = beat.tick() => agent.beat()?,
             Ok(()) = served.changed() => agent.note_served(&served.borrow_and_update()),
             ended = &mut source => return Err(source_ended(ended).into()),
@@ -154,6 +168,7 @@ struct Agent<'a> {
     config: &'a Config,
     admin: Admin,
     cgroup: Cgroup,
+    pod_cgroups: PodCgroups,
     loaded: Loaded,
     maps: KernelMaps,
     applier: Applier,
@@ -169,6 +184,8 @@ struct Agent<'a> {
     pending: usize,
     /// Slots to be deleted are due then.
     retire_at: Option<Instant>,
+    /// The pods' cgroups are to be looked at again then.
+    look_at: Option<Instant>,
 }
 
 impl<'a> Agent<'a> {
@@ -187,6 +204,9 @@ impl<'a> Agent<'a> {
                 "this kernel cannot refuse connects (bpf_set_retval, Linux 5.18): kube-proxy does"
             );
         }
+        if !config.host_processes && !loaded.knows_host() {
+            return Err(AgentError::HostProcesses);
+        }
         let maps = KernelMaps::open(&config.pins)?;
         let now = Instant::now();
         let applier = Applier::adopt(&maps.snapshot()?, now);
@@ -201,6 +221,7 @@ impl<'a> Agent<'a> {
             config,
             cleaner: start_cleaner(&config.pins, admin.clone())?,
             admin,
+            pod_cgroups: PodCgroups::new(cgroup.path()),
             cgroup,
             loaded,
             maps,
@@ -212,6 +233,7 @@ impl<'a> Agent<'a> {
             retry_wait: RETRY_MIN,
             pending: 0,
             retire_at: Some(now),
+            look_at: Some(now),
         })
     }
 
@@ -231,11 +253,15 @@ impl<'a> Agent<'a> {
             return Ok(());
         }
         let now = Instant::now();
+        if self.look_at.is_some_and(|due| due <= now) || self.lacks_cgroup() {
+            self.state.apply(Event::PodCgroups(self.pod_cgroups.look()));
+            self.look_at = self.lacks_cgroup().then_some(now + POD_CGROUPS);
+        }
         let desired = plan(&self.state, &self.config.node_name, &self.config.policy);
         let ops = diff(self.applier.actual(), &desired);
         self.pending = 0;
         if !ops.is_empty() {
-            self.apply(ops, now);
+            self.apply(ops, now)?;
         }
         self.delete_retired(now);
         if !self.attached {
@@ -271,8 +297,25 @@ impl<'a> Agent<'a> {
         }
     }
 
-    fn apply(&mut self, ops: Vec<crate::diff::Op>, now: Instant) {
+    /// Some pods may have a cgroup now.
+    fn look_for_pods(&mut self) -> Result<(), AgentError> {
+        self.look_at = Some(Instant::now());
+        self.reconcile()
+    }
+
+    /// Whether a pod is to be left alone whose cgroup is not known.
+    fn lacks_cgroup(&self) -> bool {
+        opted_out(&self.state, &self.config.node_name)
+            .any(|(pod, _)| self.state.cgroup_of(pod).is_none())
+    }
+
+    fn apply(&mut self, ops: Vec<crate::diff::Op>, now: Instant) -> Result<(), AgentError> {
+        let some_before = self.leaves_pods_alone();
         let applied = self.applier.apply(ops, &mut self.maps, now);
+        if self.leaves_pods_alone() != some_before {
+            self.beat()?;
+        }
+        self.forget_loads();
         debug!(
             done = applied.done,
             failed = applied.failed.len(),
@@ -286,16 +329,43 @@ impl<'a> Agent<'a> {
         let Some((_, error)) = applied.failed.first() else {
             self.retry_at = None;
             self.retry_wait = RETRY_MIN;
-            return;
+            return Ok(());
         };
         error!(
             error = %chain(error),
             failed = applied.failed.len(),
             retry_in = %humantime::format_duration(self.retry_wait),
-            "some Service ports could not be written"
+            "a part of the table could not be written"
         );
         self.retry_at = Some(now + self.retry_wait);
         self.retry_wait = (self.retry_wait * 2).min(RETRY_MAX);
+        Ok(())
+    }
+
+    fn leaves_pods_alone(&self) -> bool {
+        !self.applier.actual().left_alone.is_empty()
+    }
+
+    /// Forgets the numbers of connections that nothing reads any more.
+    fn forget_loads(&mut self) {
+        let loads = match self.maps.loads() {
+            Ok(loads) => loads,
+            Err(error) => return warn!(error = %chain(&error), "cannot read the loads"),
+        };
+        let routes = &self.applier.actual().routes;
+        for (endpoint, _) in loads.iter().filter(|(_, count)| **count == 0) {
+            let address = endpoint_of(endpoint);
+            let limited = routes
+                .values()
+                .filter(|route| route.max_local_connections.is_some());
+            let mut tiers = limited.flat_map(|route| &route.tiers);
+            if tiers.any(|tier| tier.endpoints.iter().any(|it| it.address == address)) {
+                continue;
+            }
+            if let Err(error) = self.maps.delete_load(endpoint) {
+                warn!(error = %chain(&error), "cannot forget a load");
+            }
+        }
     }
 
     fn delete_retired(&mut self, now: Instant) {
@@ -333,14 +403,26 @@ impl<'a> Agent<'a> {
             return Ok(());
         }
         let stale_after = u64::try_from(self.config.stale_after.as_nanos()).unwrap_or(u64::MAX);
-        let heartbeat = Heartbeat::new(since_boot_ns(), stale_after, std::process::id());
+        let pods = if self.leaves_pods_alone() {
+            Clients::SOME_PODS
+        } else {
+            0
+        };
+        let host = if self.config.host_processes {
+            0
+        } else {
+            Clients::HOST
+        };
+        let clients = Clients(pods | host);
+        let heartbeat =
+            Heartbeat::new(since_boot_ns(), stale_after, std::process::id()).leaving_alone(clients);
         self.maps.beat(heartbeat).map_err(AgentError::Heartbeat)
     }
 
     /// When something is due even if no event comes.
     fn next_wake(&self) -> Instant {
         let far = Instant::now() + RETRY_MAX;
-        [self.retry_at, self.retire_at]
+        [self.retry_at, self.retire_at, self.look_at]
             .into_iter()
             .flatten()
             .min()
@@ -356,6 +438,11 @@ fn start_cleaner(pins: &Pins, admin: Admin) -> Result<Option<Cleaner>, AgentErro
     let count = move |sockets| admin.note(|progress| progress.udp_sockets_destroyed += sockets);
     let cleaner = Cleaner::start(UdpClients::open(pins)?, count).map_err(AgentError::Thread)?;
     Ok(Some(cleaner))
+}
+
+fn endpoint_of(load: &LoadKey) -> SocketAddr {
+    let port = u16::from_be_bytes(load.port());
+    SocketAddr::new(address::to_ip(load.address()), port)
 }
 
 /// Takes out the programs of another version, whose work this one's now do.

@@ -24,7 +24,7 @@ pub use maps::{Maps, Record, Snapshot, WriteError};
 pub use memory::MemoryMaps;
 
 use crate::diff::Op;
-use crate::tables::{Frontend, NodeIdentity, Route, Tables, Verdict};
+use crate::tables::{Client, Frontend, NodeIdentity, Route, Tables, Verdict};
 
 /// How long slots stay after no entry names them any more. A program that read
 /// the old entry is done within microseconds; the rest is for a vCPU that was
@@ -62,6 +62,11 @@ impl Applier {
         let mut applier = Self {
             actual: Tables {
                 node: layout::decode_node(&snapshot.node),
+                left_alone: snapshot
+                    .left_alone
+                    .iter()
+                    .map(|(cgroup, client)| (*cgroup, layout::decode_client(client)))
+                    .collect(),
                 ..Tables::default()
             },
             ..Self::default()
@@ -100,6 +105,8 @@ impl Applier {
             let result = match &op {
                 Op::Publish(frontend, route) => self.publish(*frontend, route, maps, now),
                 Op::Withdraw(frontend) => self.withdraw(*frontend, maps, now),
+                Op::LeaveAlone(cgroup, client) => self.leave_alone(*cgroup, client, maps),
+                Op::Readmit(cgroup) => self.readmit(*cgroup, maps),
                 Op::SetNode(node) => self.set_node(node, maps),
             };
             match result {
@@ -197,6 +204,23 @@ impl Applier {
         if let Some(size) = self.table_ids.remove(&frontend) {
             self.retire(size.keys(), now);
         }
+        Ok(())
+    }
+
+    fn leave_alone(
+        &mut self,
+        cgroup: u64,
+        client: &Client,
+        maps: &mut impl Maps,
+    ) -> Result<(), WriteError> {
+        maps.put_client(cgroup, layout::encode_client(client))?;
+        self.actual.left_alone.insert(cgroup, client.clone());
+        Ok(())
+    }
+
+    fn readmit(&mut self, cgroup: u64, maps: &mut impl Maps) -> Result<(), WriteError> {
+        maps.delete_client(cgroup)?;
+        self.actual.left_alone.remove(&cgroup);
         Ok(())
     }
 

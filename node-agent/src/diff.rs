@@ -1,6 +1,6 @@
 //! What has to be done to make one routing table of another; pure.
 
-use crate::tables::{Frontend, NodeIdentity, Route, Tables};
+use crate::tables::{Client, Frontend, NodeIdentity, Route, Tables};
 
 /// One change of a node's routing.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -9,12 +9,16 @@ pub enum Op {
     Publish(Frontend, Route),
     /// Leave a Service port to kube-proxy.
     Withdraw(Frontend),
+    /// Leave the connects of a cgroup alone, or note another reason for it.
+    LeaveAlone(u64, Client),
+    /// Translate the connects of a cgroup again.
+    Readmit(u64),
     /// Note for which node the table is.
     SetNode(NodeIdentity),
 }
 
-/// The operations that make `desired` of `actual`. Withdrawals come first, since
-/// they make room in the maps.
+/// The operations that make `desired` of `actual`. First come the clients to be
+/// left alone, and withdrawals before what they make room for.
 pub fn diff(actual: &Tables, desired: &Tables) -> Vec<Op> {
     let gone = actual
         .routes
@@ -24,7 +28,17 @@ pub fn diff(actual: &Tables, desired: &Tables) -> Vec<Op> {
         .routes
         .iter()
         .filter(|(frontend, route)| actual.routes.get(frontend) != Some(route));
-    let mut ops: Vec<Op> = gone.copied().map(Op::Withdraw).collect();
+    let readmitted = actual
+        .left_alone
+        .keys()
+        .filter(|cgroup| !desired.left_alone.contains_key(cgroup));
+    let left_alone = desired
+        .left_alone
+        .iter()
+        .filter(|(cgroup, client)| actual.left_alone.get(cgroup) != Some(client));
+    let mut ops: Vec<Op> = readmitted.copied().map(Op::Readmit).collect();
+    ops.extend(left_alone.map(|(cgroup, client)| Op::LeaveAlone(*cgroup, client.clone())));
+    ops.extend(gone.copied().map(Op::Withdraw));
     ops.extend(changed.map(|(frontend, route)| Op::Publish(*frontend, route.clone())));
     if actual.node != desired.node {
         ops.push(Op::SetNode(desired.node.clone()));
@@ -63,6 +77,7 @@ mod tests {
                 prefer: Prefer::Node,
                 affinity_seconds: None,
                 splice: false,
+                max_local_connections: None,
                 terminating: false,
                 tiers: vec![Tier {
                     scope: Scope::Node,
@@ -78,6 +93,7 @@ mod tests {
         Tables {
             node,
             routes: services.iter().map(route).collect(),
+            ..Tables::default()
         }
     }
 
@@ -89,6 +105,8 @@ mod tests {
                 assert_eq!(desired.routes.get(frontend), Some(route));
                 format!("+{}", frontend.port)
             }
+            Op::LeaveAlone(cgroup, _) => format!("+{cgroup}"),
+            Op::Readmit(cgroup) => format!("-{cgroup}"),
             Op::SetNode(node) => format!("node {}", node.name),
         };
         let ops: Vec<_> = diff(actual, desired).iter().map(short).collect();

@@ -6,6 +6,7 @@ pub mod convert;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::tables::{Prefer, Protocol};
@@ -13,7 +14,7 @@ use crate::tables::{Prefer, Protocol};
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ObjectName {
-    /// The namespace; empty for a Node.
+    /// The namespace; empty for a Node and a Namespace.
     pub namespace: Arc<str>,
     /// The name.
     pub name: Arc<str>,
@@ -37,6 +38,17 @@ pub enum Kind {
     EndpointSlice,
     /// core/v1.
     Node,
+    /// core/v1.
+    Pod,
+    /// core/v1.
+    Namespace,
+}
+
+impl Kind {
+    /// Whether objects of the kind are in no namespace.
+    pub fn is_cluster_wide(self) -> bool {
+        matches!(self, Self::Node | Self::Namespace)
+    }
 }
 
 /// An object of any of these kinds.
@@ -48,6 +60,10 @@ pub enum Object {
     EndpointSlice(EndpointSlice),
     /// A Node.
     Node(Node),
+    /// A Pod.
+    Pod(Pod),
+    /// A Namespace.
+    Namespace(Namespace),
 }
 
 /// A Service.
@@ -73,6 +89,8 @@ pub struct Service {
     pub has_distribution: bool,
     /// Annotation `shunt.dev/splice: "on"`.
     pub splice: bool,
+    /// Annotation `shunt.dev/max-local-connections`.
+    pub max_local_connections: Option<NonZeroU32>,
 }
 
 /// Why a Service is not captured.
@@ -161,6 +179,32 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
 }
 
+/// A Pod, as a client.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Pod {
+    /// Its name.
+    pub name: ObjectName,
+    /// What the kubelet names its cgroup after.
+    pub cgroup_uid: Arc<str>,
+    /// The node that it runs on, once it is scheduled.
+    pub node: Option<Arc<str>>,
+    /// Annotation `shunt.dev/mode`: `Some(false)` is `off`.
+    pub mode: Option<bool>,
+    /// A mesh looks at what it connects to.
+    pub in_mesh: bool,
+    /// Its containers have ended for good, so that it has no cgroup any more.
+    pub finished: bool,
+}
+
+/// A Namespace.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Namespace {
+    /// Its name.
+    pub name: ObjectName,
+    /// Label `shunt.dev/mode: off`.
+    pub off: bool,
+}
+
 impl Object {
     /// Which object it is.
     pub fn reference(&self) -> ObjectRef {
@@ -168,6 +212,8 @@ impl Object {
             Self::Service(service) => (Kind::Service, &service.name),
             Self::EndpointSlice(slice) => (Kind::EndpointSlice, &slice.name),
             Self::Node(node) => (Kind::Node, &node.name),
+            Self::Pod(pod) => (Kind::Pod, &pod.name),
+            Self::Namespace(namespace) => (Kind::Namespace, &namespace.name),
         };
         ObjectRef {
             kind,

@@ -4,6 +4,7 @@
 //! Service: [`select`] gathers its endpoints and judges them as kube-proxy
 //! does, and [`tiers`] puts the node and the zone first.
 
+mod clients;
 mod select;
 mod tiers;
 
@@ -16,9 +17,10 @@ use serde::{Deserialize, Serialize};
 use crate::model::{Service, ServicePort};
 use crate::state::State;
 use crate::tables::{
-    Frontend, NodeIdentity, Prefer, Route, ServicePortName, Tables, Tier, Verdict,
+    Frontend, NodeIdentity, Prefer, Protocol, Route, ServicePortName, Tables, Tier, Verdict,
 };
 
+pub use clients::{opted_out, reason};
 pub use select::{
     Basis, Candidate, Exclusion, HintOutcome, Hints, Place, Selection, SliceExclusion, candidates,
     select, target_ports,
@@ -35,6 +37,7 @@ pub struct Policy {
 /// The routing table of a node.
 pub fn plan(state: &State, node_name: &str, policy: &Policy) -> Tables {
     let mut tables = Tables {
+        left_alone: clients::left_alone(state, node_name),
         node: NodeIdentity::of(node_name, state.node(node_name)),
         ..Tables::default()
     };
@@ -136,6 +139,9 @@ impl Decision<'_> {
             prefer: self.preference.prefer,
             affinity_seconds: service.affinity_seconds,
             splice: service.splice,
+            max_local_connections: service
+                .max_local_connections
+                .filter(|_| port.protocol == Protocol::Tcp),
             terminating: self.terminating(),
             tiers: self.tiers,
         }

@@ -2,6 +2,7 @@
 //! (`shunt plan`) and for what is (`shunt routes`).
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,9 @@ pub struct RouteReport {
     pub prefer: Prefer,
     /// Session affinity, if there is any.
     pub affinity_seconds: Option<u32>,
+    /// How many connections each endpoint on the node may hold before others get
+    /// them, if there is a limit.
+    pub max_local_connections: Option<u32>,
     /// What decides a connect.
     pub stage: Stage,
     /// `internalTrafficPolicy: Local`.
@@ -174,6 +178,9 @@ impl RouteReport {
         {
             text += &format!("; affinity first ({seconds} s)");
         }
+        if let Some(limit) = self.max_local_connections {
+            text += &format!("; others once each on this node holds {limit} connections");
+        }
         text
     }
 }
@@ -235,6 +242,7 @@ pub(crate) fn route_report(frontend: &Frontend, route: &Route) -> RouteReport {
         verdict: route.verdict,
         prefer: route.prefer,
         affinity_seconds: route.affinity_seconds,
+        max_local_connections: route.max_local_connections.map(NonZeroU32::get),
         stage: route.stage(),
         local_only: route.local_only(),
         terminating: route.terminating,
@@ -287,6 +295,7 @@ mod tests {
             prefer: Prefer::Node,
             affinity_seconds: None,
             splice: false,
+            max_local_connections: None,
             terminating: false,
             tiers: vec![
                 tier(Scope::Node, &[near]),
@@ -305,12 +314,13 @@ mod tests {
                 zone: Some("z1".to_owned()),
             },
             routes: [(frontend, route)].into(),
+            ..Tables::default()
         }
     }
 
     #[test]
     fn the_json_form_is_the_documented_one() {
-        let expected = r#"{"node":"n1","zone":"z1","routes":[{"namespace":"shop","service":"cart","port_name":"http","address":"10.96.0.10","port":80,"protocol":"TCP","verdict":"balance","prefer":"node","affinity_seconds":null,"stage":"node","local_only":false,"terminating":false,"tiers":[{"scope":"node","endpoints":["10.244.1.5:8080"]},{"scope":"zone","endpoints":[]},{"scope":"cluster","endpoints":["10.244.1.5:8080","10.244.2.7:8080"]}]}]}"#;
+        let expected = r#"{"node":"n1","zone":"z1","routes":[{"namespace":"shop","service":"cart","port_name":"http","address":"10.96.0.10","port":80,"protocol":"TCP","verdict":"balance","prefer":"node","affinity_seconds":null,"max_local_connections":null,"stage":"node","local_only":false,"terminating":false,"tiers":[{"scope":"node","endpoints":["10.244.1.5:8080"]},{"scope":"zone","endpoints":[]},{"scope":"cluster","endpoints":["10.244.1.5:8080","10.244.2.7:8080"]}]}]}"#;
         assert_eq!(
             serde_json::to_string(&routes(&example())).unwrap(),
             expected
@@ -346,9 +356,11 @@ mod tests {
         let route = tables.routes.values_mut().next().unwrap();
         route.tiers[0].endpoints.clear();
         (route.terminating, route.affinity_seconds) = (true, Some(30));
+        route.max_local_connections = NonZeroU32::new(7);
         let text = routes(&tables).table(true);
         let expected = "cluster: none on this node or in its zone; terminating ones, since none \
-                        is ready; affinity first (30 s)";
+                        is ready; affinity first (30 s); others once each on this node holds 7 \
+                        connections";
         assert!(text.contains(expected), "{text}");
     }
 

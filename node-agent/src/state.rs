@@ -4,7 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::model::convert::Rejected;
-use crate::model::{EndpointSlice, Kind, Node, Object, ObjectName, ObjectRef, Service};
+use crate::model::{
+    EndpointSlice, Kind, Namespace, Node, Object, ObjectName, ObjectRef, Pod, Service,
+};
+
+/// Ids of the cgroups of pods, by the uid in their names.
+pub type PodCgroupIds = BTreeMap<Arc<str>, u64>;
 
 /// What a source has seen.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -15,6 +20,8 @@ pub enum Event {
     Delete(ObjectRef),
     /// An object is there, but can't be right.
     Reject(Rejected),
+    /// These are the ids of the cgroups of pods, by the uids in their names.
+    PodCgroups(PodCgroupIds),
     /// So many documents can't be read at all, so that it is not known what
     /// they are about.
     Unreadable(usize),
@@ -22,12 +29,15 @@ pub enum Event {
     Synced,
 }
 
-/// Services, EndpointSlices and Nodes.
+/// What is known.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct State {
     services: BTreeMap<ObjectName, Service>,
     slices: BTreeMap<ObjectName, EndpointSlice>,
     nodes: BTreeMap<ObjectName, Node>,
+    pods: BTreeMap<ObjectName, Pod>,
+    namespaces: BTreeMap<ObjectName, Namespace>,
+    pod_cgroups: PodCgroupIds,
     /// The slices of each Service.
     slices_of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
     /// Objects that were rejected, and the Service that each slice is about.
@@ -49,6 +59,7 @@ impl State {
                 self.remove(&rejected.object);
                 self.rejected.insert(rejected.object, rejected.service);
             }
+            Event::PodCgroups(ids) => self.pod_cgroups = ids,
             Event::Unreadable(documents) => self.unreadable = documents,
             Event::Synced => self.synced = true,
         }
@@ -72,10 +83,22 @@ impl State {
 
     /// A Node, by name.
     pub fn node(&self, name: &str) -> Option<&Node> {
-        self.nodes.get(&ObjectName {
-            namespace: Arc::from(""),
-            name: Arc::from(name),
-        })
+        self.nodes.get(&cluster_wide(name))
+    }
+
+    /// All Pods.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.values()
+    }
+
+    /// The id of a Pod's cgroup on this node.
+    pub fn cgroup_of(&self, pod: &Pod) -> Option<u64> {
+        self.pod_cgroups.get(&pod.cgroup_uid).copied()
+    }
+
+    /// A Namespace, by name.
+    pub fn namespace(&self, name: &str) -> Option<&Namespace> {
+        self.namespaces.get(&cluster_wide(name))
     }
 
     /// A Service, by name.
@@ -114,6 +137,12 @@ impl State {
             Object::Node(node) => {
                 self.nodes.insert(node.name.clone(), node);
             }
+            Object::Pod(pod) => {
+                self.pods.insert(pod.name.clone(), pod);
+            }
+            Object::Namespace(namespace) => {
+                self.namespaces.insert(namespace.name.clone(), namespace);
+            }
             Object::EndpointSlice(slice) => {
                 if let Some(service) = owner(&slice) {
                     self.slices_of
@@ -131,6 +160,8 @@ impl State {
         match reference.kind {
             Kind::Service => drop(self.services.remove(&reference.name)),
             Kind::Node => drop(self.nodes.remove(&reference.name)),
+            Kind::Pod => drop(self.pods.remove(&reference.name)),
+            Kind::Namespace => drop(self.namespaces.remove(&reference.name)),
             Kind::EndpointSlice => self.remove_slice(&reference.name),
         }
     }
@@ -145,6 +176,13 @@ impl State {
                 self.slices_of.remove(&service);
             }
         }
+    }
+}
+
+fn cluster_wide(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: Arc::from(""),
+        name: Arc::from(name),
     }
 }
 

@@ -8,9 +8,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use shunt_common::Reason;
 
 use crate::model::{Node, ObjectName};
 
@@ -19,6 +21,8 @@ use crate::model::{Node, ObjectName};
 pub struct Tables {
     /// The node for which this was planned.
     pub node: NodeIdentity,
+    /// The clients that are left alone, by the id of their cgroup.
+    pub left_alone: BTreeMap<u64, Client>,
     /// One route for each Service port that shunt captures.
     pub routes: BTreeMap<Frontend, Route>,
 }
@@ -30,6 +34,15 @@ pub struct NodeIdentity {
     pub name: String,
     /// Label `topology.kubernetes.io/zone`; `None` when it is absent or empty.
     pub zone: Option<String>,
+}
+
+/// A pod of the node that opted out.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Client {
+    /// Its name.
+    pub pod: ObjectName,
+    /// Why.
+    pub reason: Reason,
 }
 
 /// What a client connects to: a ClusterIP and a Service port.
@@ -77,6 +90,9 @@ pub struct Route {
     pub affinity_seconds: Option<u32>,
     /// Splice same-node connections (annotation `shunt.dev/splice: "on"`).
     pub splice: bool,
+    /// So many TCP connections each endpoint on this node may hold, before others
+    /// get them.
+    pub max_local_connections: Option<NonZeroU32>,
     /// No endpoint is ready: those in the tiers still serve while they
     /// terminate.
     pub terminating: bool,

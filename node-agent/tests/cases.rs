@@ -253,7 +253,9 @@ fn check_affinity(case: &Value) {
         // Each turn would choose another one.
         let below = |count| turn % count;
         let slot = |index| record.slots.get(index as usize);
-        let Choice::Endpoint(slot, source) = record.entry.choose(before, below, slot) else {
+        let Choice::Endpoint(slot, source) =
+            record.entry.choose(before, 0, below, slot, |_, _| true)
+        else {
             panic!("no endpoint: {step}: {case}");
         };
         let affinity = record.entry.affinity(*slot, now_ns).unwrap();

@@ -200,6 +200,7 @@ fn check_form(printed: &Value) -> Result<(), TestCaseError> {
                     "verdict",
                     "prefer",
                     "affinity_seconds",
+                    "max_local_connections",
                     "stage",
                     "local_only",
                     "terminating",

@@ -104,7 +104,14 @@ impl Node {
         let number = self
             .reserve(ipv4)
             .with_context(|| format!("address of pod {name}"))?;
-        pod::create(self, name, number).with_context(|| format!("make pod {name}"))
+        pod::create(self, name, number, pod::uid(self.number, number))
+            .with_context(|| format!("make pod {name}"))
+    }
+
+    /// As [`Node::pod`], with the uid that the API server has given it.
+    pub fn pod_with_uid(&self, name: &str, uid: &str) -> Result<Pod> {
+        let number = self.reserve(None)?;
+        pod::create(self, name, number, uid.to_owned()).with_context(|| format!("make pod {name}"))
     }
 
     /// Loses every packet between this node and the fabric, as a broken switch
@@ -172,6 +179,11 @@ pub(crate) fn create(
     let cgroup = node_cgroup.join("host");
     cgroup::create(&node_cgroup)?;
     cgroup::create(&cgroup)?;
+    let mut pods = node_cgroup.clone();
+    for part in pod::PODS.split('/') {
+        pods.push(part);
+        cgroup::create(&pods)?;
+    }
     let folder = shared.folder.join(name);
     let manifests = folder.join("manifests");
     let bpffs = folder.join("bpf");

@@ -19,11 +19,15 @@ use crate::place::Place;
 pub struct Pod {
     shared: Arc<Shared>,
     name: String,
+    uid: String,
     node: u8,
     number: u8,
     taken: Arc<Taken>,
     node_namespace: Namespace,
     namespace_name: String,
+    /// Of the pod, as the kubelet makes it.
+    pod_cgroup: PathBuf,
+    /// Of its container, below.
     cgroup: PathBuf,
     entry: Entry,
 }
@@ -42,6 +46,11 @@ impl Pod {
     /// The name within the node.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The uid, which names the pod's cgroup.
+    pub fn uid(&self) -> &str {
+        &self.uid
     }
 
     /// The pod's address.
@@ -69,7 +78,7 @@ impl Pod {
     /// Ends the pod as a node does: kills its processes, then removes its
     /// routes, link, namespace and cgroup. Name and address are free again.
     pub fn remove(self) -> Result<()> {
-        cgroup::remove(&self.cgroup)?;
+        cgroup::remove(&self.pod_cgroup)?;
         self.shared.builder.ip(
             &self.node_namespace,
             &format!("link del pod{}\n", self.number),
@@ -86,9 +95,21 @@ impl Pod {
     }
 }
 
-pub(crate) fn create(node: &Node, name: &str, number: u8) -> Result<Pod> {
+/// Where pods' cgroups are, below the node's.
+pub(crate) const PODS: &str = "kubepods/burstable";
+
+/// One for each address, which is enough within a lab.
+pub(crate) fn uid(node: u8, number: u8) -> String {
+    format!("00000000-0000-4000-8000-{node:06x}{number:06x}")
+}
+
+pub(crate) fn create(node: &Node, name: &str, number: u8, uid: String) -> Result<Pod> {
     let shared = Arc::clone(&node.shared);
-    let cgroup = node.node_cgroup().join(name);
+    // As the kubelet's cgroupfs driver does it, for a pod that asks for less than
+    // it may have.
+    let pod_cgroup = node.node_cgroup().join(format!("{PODS}/pod{uid}"));
+    let cgroup = pod_cgroup.join(name);
+    cgroup::create(&pod_cgroup)?;
     cgroup::create(&cgroup)?;
     let namespace_name = format!("{}-{name}", node.namespace().name());
     let namespace = shared.add_namespace(&namespace_name, &[])?;
@@ -102,12 +123,14 @@ pub(crate) fn create(node: &Node, name: &str, number: u8) -> Result<Pod> {
     Ok(Pod {
         shared,
         name: name.to_owned(),
+        uid,
         node: node.number(),
         number,
         taken: Arc::clone(node.pods()),
         node_namespace: node.namespace().clone(),
         namespace_name,
         entry: Entry::new(&cgroup, Some(namespace))?,
+        pod_cgroup,
         cgroup,
     })
 }

@@ -80,6 +80,11 @@ const LOCAL_CONNECTS: Family = Family {
     help: "Of all connects given an endpoint, those given one on this node",
     label: "",
 };
+const SPILLED_CONNECTS: Family = Family {
+    name: "spilled_connects",
+    help: "Of all connects given an endpoint, those given one of a farther tier since each nearer one holds as many connections as it may",
+    label: "",
+};
 const SELF_CHECKS: Family = Family {
     name: "self_checks",
     help: "Connects of the agent itself to its self-check address",
@@ -100,9 +105,10 @@ const MESSAGES: Family = Family {
     help: "Messages of spliced sockets, by the way that they took and why",
     label: "way",
 };
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     CONNECTS,
     LOCAL_CONNECTS,
+    SPILLED_CONNECTS,
     SELF_CHECKS,
     NAMES_SHOWN,
     SOCKETS,
@@ -120,11 +126,14 @@ fn member(counter: Counter) -> (&'static str, &'static str) {
         Counter::Refused => (CONNECTS.name, "refused"),
         Counter::PassedNoEntry => (CONNECTS.name, "passed_no_entry"),
         Counter::PassedVerdict => (CONNECTS.name, "passed_verdict"),
+        Counter::PassedOptedOut => (CONNECTS.name, "passed_opted_out"),
+        Counter::PassedHost => (CONNECTS.name, "passed_host"),
         Counter::PassedStale => (CONNECTS.name, "passed_stale"),
         Counter::PassedRace => (CONNECTS.name, "passed_race"),
         Counter::PassedNoStorage => (CONNECTS.name, "passed_no_storage"),
         Counter::PassedNoRefusal => (CONNECTS.name, "passed_no_refusal"),
         Counter::ConnectLocal => (LOCAL_CONNECTS.name, ""),
+        Counter::ConnectSpilled => (SPILLED_CONNECTS.name, ""),
         Counter::SelfCheck => (SELF_CHECKS.name, ""),
         Counter::PeerNames => (NAMES_SHOWN.name, "getpeername"),
         Counter::SourceNames => (NAMES_SHOWN.name, "recvmsg"),

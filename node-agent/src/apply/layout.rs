@@ -4,17 +4,19 @@
 //! that is in three tiers has three slots. (The programs would allow tiers to
 //! share slots: a tier is any run of them.)
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use shunt_common::{
-    Flags, MAX_TIERS, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange,
-    address,
+    Flags, LeftAlone, MAX_TIERS, Node, Reason, ServiceEntry, ServiceKey, ServiceName, Slot,
+    SlotKey, TierRange, address,
 };
 
 use super::maps::Record;
+use crate::model::ObjectName;
 use crate::tables::{
-    Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName, Tier,
-    Verdict,
+    Client, Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName,
+    Tier, Verdict,
 };
 
 /// A route as map elements.
@@ -46,7 +48,8 @@ pub(super) fn encode(route: &Route, table_id: u64) -> Encoded {
         route.affinity_seconds.unwrap_or(0),
         route.tiers.len().min(MAX_TIERS) as u8,
         ranges,
-    );
+    )
+    .with_max_local_connections(route.max_local_connections.map_or(0, NonZeroU32::get));
     Encoded { entry, slots }
 }
 
@@ -65,6 +68,7 @@ pub(crate) fn decode(record: &Record) -> (Frontend, Route) {
         prefer: prefer(entry.prefer()),
         affinity_seconds: Some(entry.affinity_seconds()).filter(|seconds| *seconds != 0),
         splice: entry.has(Flags::SPLICE),
+        max_local_connections: NonZeroU32::new(entry.max_local_connections()),
         terminating: entry.has(Flags::TERMINATING),
         tiers: tiers.map(|range| tier(range, &record.slots)).collect(),
     };
@@ -82,6 +86,20 @@ pub fn service_key(frontend: &Frontend) -> ServiceKey {
 
 pub(super) fn service_name(route: &Route) -> ServiceName {
     ServiceName::new(&route.name.namespace, &route.name.service, &route.name.port)
+}
+
+pub(super) fn encode_client(client: &Client) -> LeftAlone {
+    LeftAlone::new(&client.pod.namespace, &client.pod.name, client.reason)
+}
+
+pub(crate) fn decode_client(client: &LeftAlone) -> Client {
+    Client {
+        pod: ObjectName {
+            namespace: Arc::from(client.namespace()),
+            name: Arc::from(client.pod()),
+        },
+        reason: client.reason().unwrap_or(Reason::Annotation),
+    }
 }
 
 pub(crate) fn decode_node(node: &Node) -> NodeIdentity {

@@ -1,8 +1,9 @@
 //! What the applier writes to, and what it reads back.
 
+use std::collections::BTreeMap;
 use std::io;
 
-use shunt_common::{Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
+use shunt_common::{LeftAlone, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
 
 /// The maps as [`Applier`](super::Applier) writes them: the kernel's, or ones
 /// in memory that can fail.
@@ -21,6 +22,10 @@ pub trait Maps {
     ) -> Result<(), WriteError>;
     /// Deletes the entry of a Service port, and then its name.
     fn delete_service(&mut self, key: ServiceKey) -> Result<(), WriteError>;
+    /// Leaves the connects of a cgroup alone.
+    fn put_client(&mut self, cgroup: u64, client: LeftAlone) -> Result<(), WriteError>;
+    /// Translates them again; that it is gone already is no error.
+    fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError>;
     /// Writes for which node all of this is.
     fn put_node(&mut self, node: Node) -> Result<(), WriteError>;
 }
@@ -30,6 +35,8 @@ pub trait Maps {
 pub struct Snapshot {
     /// The node that it was planned for.
     pub node: Node,
+    /// The clients that are left alone, by the id of their cgroup.
+    pub left_alone: BTreeMap<u64, LeftAlone>,
     /// The Service ports.
     pub records: Vec<Record>,
     /// Slots that no entry names: an agent died before it deleted them.
@@ -54,8 +61,8 @@ pub struct Record {
 pub enum WriteError {
     /// No element more fits in.
     #[error(
-        "the map {map} is full: the Service ports that do not fit in are left to kube-proxy; see \
-         `shunt status` for how full the maps are"
+        "the map {map} is full: the Service ports that do not fit in are left to kube-proxy, and \
+         pods that do not are not left alone; see `shunt status` for how full the maps are"
     )]
     Full {
         /// The map.
@@ -87,6 +94,7 @@ impl Default for Snapshot {
     fn default() -> Self {
         Self {
             node: Node::new("", ""),
+            left_alone: BTreeMap::new(),
             records: Vec::new(),
             orphans: Vec::new(),
         }

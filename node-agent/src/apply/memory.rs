@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use shunt_common::{Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
+use shunt_common::{LeftAlone, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
 
 use super::maps::{Maps, Record, Snapshot, WriteError};
 
@@ -12,7 +12,8 @@ use super::maps::{Maps, Record, Snapshot, WriteError};
 pub struct MemoryMaps {
     services: BTreeMap<ServiceKey, (ServiceName, ServiceEntry)>,
     slots: BTreeMap<SlotKey, Slot>,
-    node: Snapshot,
+    /// Its node and clients.
+    rest: Snapshot,
     /// How many slots fit in; no limit if `None`.
     pub slot_capacity: Option<usize>,
     /// Counts down with each write; the write that finds 0 fails, and with it
@@ -42,7 +43,8 @@ impl MemoryMaps {
                 .any(|(_, entry)| entry.table_id() == id)
         };
         Snapshot {
-            node: self.node.node,
+            node: self.rest.node,
+            left_alone: self.rest.left_alone.clone(),
             records: self.services.iter().map(record).collect(),
             orphans: self
                 .slots
@@ -114,9 +116,21 @@ impl Maps for MemoryMaps {
         Ok(())
     }
 
+    fn put_client(&mut self, cgroup: u64, client: LeftAlone) -> Result<(), WriteError> {
+        self.write("left_alone")?;
+        self.rest.left_alone.insert(cgroup, client);
+        Ok(())
+    }
+
+    fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError> {
+        self.write("left_alone")?;
+        self.rest.left_alone.remove(&cgroup);
+        Ok(())
+    }
+
     fn put_node(&mut self, node: Node) -> Result<(), WriteError> {
         self.write("node")?;
-        self.node.node = node;
+        self.rest.node = node;
         Ok(())
     }
 }

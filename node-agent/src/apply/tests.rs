@@ -2,17 +2,19 @@
 //! that fail.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use shunt_common::{Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
+use shunt_common::{LeftAlone, Node, Reason, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
 
 use super::{Applier, GRACE, Maps, MemoryMaps, Snapshot, WriteError};
 use crate::diff::{Op, diff};
+use crate::model::ObjectName;
 use crate::tables::{
-    Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName, Tables,
-    Tier, Verdict,
+    Client, Endpoint, Frontend, NodeIdentity, Prefer, Protocol, Route, Scope, ServicePortName,
+    Tables, Tier, Verdict,
 };
 
 fn frontend(number: u8) -> Frontend {
@@ -48,6 +50,7 @@ fn route(number: u8, hosts: &[u8]) -> Route {
         prefer: Prefer::Node,
         affinity_seconds: (number == 3).then_some(30),
         splice: number == 4,
+        max_local_connections: NonZeroU32::new(number.into()).filter(|_| number == 6),
         terminating: number == 5,
         tiers: vec![
             Tier {
@@ -62,6 +65,21 @@ fn route(number: u8, hosts: &[u8]) -> Route {
     }
 }
 
+fn client((number, hosts): (&u8, &Vec<u8>)) -> (u64, Client) {
+    let client = Client {
+        pod: ObjectName {
+            namespace: Arc::from("shop"),
+            name: Arc::from(format!("front-{number}")),
+        },
+        reason: match hosts.len() {
+            0 => Reason::Annotation,
+            1 => Reason::Namespace,
+            _ => Reason::Mesh,
+        },
+    };
+    (u64::from(*number), client)
+}
+
 fn tables(services: &BTreeMap<u8, Vec<u8>>) -> Tables {
     let routes = services
         .iter()
@@ -72,6 +90,7 @@ fn tables(services: &BTreeMap<u8, Vec<u8>>) -> Tables {
             name: "n1".to_owned(),
             zone,
         },
+        left_alone: services.iter().map(client).collect(),
         routes: routes.collect(),
     }
 }
@@ -156,6 +175,14 @@ impl Maps for Watched {
         self.maps.delete_service(key)?;
         self.check();
         Ok(())
+    }
+
+    fn put_client(&mut self, cgroup: u64, client: LeftAlone) -> Result<(), WriteError> {
+        self.maps.put_client(cgroup, client)
+    }
+
+    fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError> {
+        self.maps.delete_client(cgroup)
     }
 
     fn put_node(&mut self, node: Node) -> Result<(), WriteError> {
@@ -248,8 +275,14 @@ fn withdrawals_come_before_publications() {
     let actual = tables(&BTreeMap::from([(9, vec![1])]));
     let desired = tables(&BTreeMap::from([(1, vec![1])]));
     let ops = diff(&actual, &desired);
-    assert_eq!(ops[0], Op::Withdraw(frontend(9)));
-    assert_eq!(ops[1], Op::Publish(frontend(1), route(1, &[1])));
+    let (cgroup, left_alone) = client((&1, &vec![1]));
+    let expected = [
+        Op::Readmit(9),
+        Op::LeaveAlone(cgroup, left_alone),
+        Op::Withdraw(frontend(9)),
+        Op::Publish(frontend(1), route(1, &[1])),
+    ];
+    assert_eq!(ops[..4], expected);
 }
 
 #[test]

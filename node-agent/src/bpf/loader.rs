@@ -10,8 +10,8 @@ use aya::programs::links::FdLink;
 use aya::programs::{CgroupAttachMode, Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use shunt_common::{
-    Affinity, AffinityKey, Connection, Flows, Heartbeat, Node, ServiceEntry, ServiceKey,
-    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient, map,
+    Affinity, AffinityKey, Connection, Flows, Heartbeat, LeftAlone, LoadKey, Node, ServiceEntry,
+    ServiceKey, ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
@@ -58,7 +58,7 @@ pub(super) const PROGRAMS: [ProgramRow; 11] = [
 ];
 
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 14] = [
+const MAPS: [(&str, usize, usize); 16] = [
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -81,6 +81,8 @@ const MAPS: [(&str, usize, usize); 14] = [
         size_of::<AffinityKey>(),
         size_of::<Affinity>(),
     ),
+    (map::LEFT_ALONE, size_of::<u64>(), size_of::<LeftAlone>()),
+    (map::LOADS, size_of::<LoadKey>(), size_of::<u64>()),
     (map::NAMESPACES, 16, size_of::<u64>()),
     (map::SOCKET_KEYS, 4, size_of::<SocketKey>()),
     (
@@ -244,6 +246,11 @@ impl Loaded {
     /// Whether a connect can be refused with ECONNREFUSED.
     pub fn can_refuse(&self) -> bool {
         self.can_refuse
+    }
+
+    /// Whether the host's network namespace is known.
+    pub fn knows_host(&self) -> bool {
+        sys::netns_cookie().is_ok()
     }
 
     /// Attaches every program below `cgroup` and pins its link; in links that

@@ -1,14 +1,14 @@
 //! The pinned maps, for the agent to write and for the CLI to read.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockHash};
 use shunt_common::{
-    Affinity, AffinityKey, Counter, Heartbeat, Node, ServiceEntry, ServiceKey, ServiceName, Slot,
-    SlotKey, SocketEntry, SocketKey, UdpClient, capacity, map,
+    Affinity, AffinityKey, Counter, Heartbeat, LeftAlone, LoadKey, Node, ServiceEntry, ServiceKey,
+    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient, capacity, map,
 };
 
 use super::pins::Pins;
@@ -32,6 +32,8 @@ pub struct KernelMaps {
     heartbeat: Array<MapData, Heartbeat>,
     counters: PerCpuArray<MapData, u64>,
     affinity: HashMap<MapData, AffinityKey, Affinity>,
+    left_alone: HashMap<MapData, u64, LeftAlone>,
+    loads: HashMap<MapData, LoadKey, u64>,
     sockets: HashMap<MapData, SocketKey, SocketEntry>,
     splice: SockHash<MapData, SocketKey>,
 }
@@ -101,6 +103,8 @@ impl KernelMaps {
             heartbeat: open(pins, map::HEARTBEAT, Map::Array)?,
             counters: open(pins, map::COUNTERS, Map::PerCpuArray)?,
             affinity: open(pins, map::AFFINITY, Map::LruHashMap)?,
+            left_alone: open(pins, map::LEFT_ALONE, Map::HashMap)?,
+            loads: open(pins, map::LOADS, Map::HashMap)?,
             sockets: open(pins, map::SOCKETS, Map::HashMap)?,
             splice: open(pins, map::SPLICE, Map::SockHash)?,
         })
@@ -111,6 +115,7 @@ impl KernelMaps {
     pub fn snapshot(&self) -> Result<Snapshot, ReadError> {
         let mut snapshot = Snapshot {
             node: self.node()?,
+            left_alone: self.left_alone()?,
             ..Snapshot::default()
         };
         for key in keys(self.services.keys(), map::SERVICES)? {
@@ -171,6 +176,30 @@ impl KernelMaps {
         Ok(sums)
     }
 
+    /// The clients that are left alone, by the id of their cgroup.
+    pub fn left_alone(&self) -> Result<BTreeMap<u64, LeftAlone>, ReadError> {
+        let keys = keys(self.left_alone.keys(), map::LEFT_ALONE)?;
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| Some((key, self.left_alone.get(&key, 0).ok()?)))
+            .collect())
+    }
+
+    /// How many connections the endpoints of this node hold, of those that are
+    /// counted.
+    pub fn loads(&self) -> Result<BTreeMap<LoadKey, u64>, ReadError> {
+        let keys = keys(self.loads.keys(), map::LOADS)?;
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| Some((key, self.loads.get(&key, 0).ok()?)))
+            .collect())
+    }
+
+    /// Forgets an endpoint whose connections are no longer counted.
+    pub fn delete_load(&mut self, key: &LoadKey) -> Result<(), WriteError> {
+        ignore_absent(self.loads.remove(key)).map_err(writing(map::LOADS))
+    }
+
     /// All registered sockets.
     pub fn sockets(&self) -> Result<Vec<(SocketKey, SocketEntry)>, ReadError> {
         let keys = keys(self.sockets.keys(), map::SOCKETS)?;
@@ -213,10 +242,14 @@ impl KernelMaps {
         let pins = &self.pins;
         let services = count::<ServiceKey, ServiceEntry>(pins, map::SERVICES)?;
         let slots = count::<SlotKey, Slot>(pins, map::SLOTS)?;
+        let left_alone = count::<u64, LeftAlone>(pins, map::LEFT_ALONE)?;
+        let loads = count::<LoadKey, u64>(pins, map::LOADS)?;
         let sockets = count::<SocketKey, SocketEntry>(pins, map::SOCKETS)?;
         Ok(vec![
             fill(map::SERVICES, services, capacity::SERVICES),
             fill(map::SLOTS, slots, capacity::SLOTS),
+            fill(map::LEFT_ALONE, left_alone, capacity::LEFT_ALONE),
+            fill(map::LOADS, loads, capacity::LOADS),
             fill(map::SOCKETS, sockets, capacity::SOCKETS),
             fill(map::SPLICE, members(&self.splice)?, capacity::SOCKETS),
         ])
@@ -291,6 +324,16 @@ impl Maps for KernelMaps {
     fn delete_service(&mut self, key: ServiceKey) -> Result<(), WriteError> {
         ignore_absent(self.services.remove(&key)).map_err(writing(map::SERVICES))?;
         ignore_absent(self.names.remove(&key)).map_err(writing(map::NAMES))
+    }
+
+    fn put_client(&mut self, cgroup: u64, client: LeftAlone) -> Result<(), WriteError> {
+        self.left_alone
+            .insert(cgroup, client, 0)
+            .map_err(writing(map::LEFT_ALONE))
+    }
+
+    fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError> {
+        ignore_absent(self.left_alone.remove(&cgroup)).map_err(writing(map::LEFT_ALONE))
     }
 
     fn put_node(&mut self, node: Node) -> Result<(), WriteError> {

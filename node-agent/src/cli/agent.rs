@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::PinsArgs;
 use crate::agent::{Config, run};
@@ -30,6 +30,10 @@ pub(super) struct AgentArgs {
     /// The cgroup v2 directory to attach to [default: the machine's root].
     #[arg(long, value_name = "DIR")]
     cgroup: Option<PathBuf>,
+    /// Translate what processes of the node itself connect to, which are those in
+    /// its own network namespace, pods with hostNetwork among them.
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON|OFF")]
+    host_processes: Switch,
     /// Leave every connect to kube-proxy once the agent has been silent for
     /// this long.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
@@ -42,6 +46,13 @@ pub(super) struct AgentArgs {
     pins: PinsArgs,
 }
 
+/// On or off.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn agent(args: AgentArgs) -> Result<()> {
     let source = args.from.map_or(Source::Kubernetes, Source::Folder);
@@ -51,6 +62,7 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
         policy: Policy {
             prefer: args.prefer,
         },
+        host_processes: args.host_processes == Switch::On,
         cgroup: args.cgroup,
         pins: args.pins.pins(),
         metrics_address: args.metrics_addr,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use shunt_common::{Counter, Heartbeat, LAYOUT_VERSION};
+use shunt_common::{Clients, Counter, Heartbeat, LAYOUT_VERSION, LeftAlone, Reason};
 
 use super::{Output, PinsArgs, print};
 use crate::agent::since_boot_ns;
@@ -37,6 +37,7 @@ struct StatusReport {
     node: String,
     zone: Option<String>,
     agent: AgentStatus,
+    clients: ClientsStatus,
     /// Where the agent serves metrics, or why not; null if it was not asked to.
     metrics: Option<String>,
     splicing: FeatureStatus,
@@ -54,6 +55,23 @@ struct AgentStatus {
     stale_after_ms: u64,
     /// Whether connects pass to kube-proxy for that reason.
     stale: bool,
+}
+
+/// Whose connects are translated.
+#[derive(Debug, Serialize)]
+struct ClientsStatus {
+    /// Whether those of the node's own processes are.
+    host_processes: bool,
+    /// The pods whose are not.
+    left_alone: Vec<ClientStatus>,
+}
+
+#[derive(Debug, Serialize)]
+struct ClientStatus {
+    namespace: String,
+    pod: String,
+    reason: &'static str,
+    cgroup_id: u64,
 }
 
 /// What a kernel may lack without shunt being of no use.
@@ -89,13 +107,18 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
     let maps = KernelMaps::open(&pins)?;
     let counters = maps.counters()?;
     let node = maps.node()?;
+    let heartbeat = maps.heartbeat()?;
     let report = StatusReport {
         version: env!("CARGO_PKG_VERSION"),
         layout: LAYOUT_VERSION,
         pins: pins.directory(),
         node: node.name().to_owned(),
         zone: Some(node.zone().to_owned()).filter(|zone| !zone.is_empty()),
-        agent: agent_status(&maps.heartbeat()?, since_boot_ns()),
+        agent: agent_status(&heartbeat, since_boot_ns()),
+        clients: ClientsStatus {
+            host_processes: !heartbeat.leaves_alone(Clients::HOST),
+            left_alone: maps.left_alone()?.into_iter().map(client_status).collect(),
+        },
         metrics: Some(node.metrics().to_owned()).filter(|text| !text.is_empty()),
         splicing: splicing_status(Features::probe().splicing()),
         udp_cleanup: FeatureStatus::new(cleanup::probe().err().map(|it| it.to_string())),
@@ -118,6 +141,20 @@ fn agent_status(heartbeat: &Heartbeat, now_ns: u64) -> AgentStatus {
         heartbeat_age_ms: now_ns.saturating_sub(heartbeat.beat_ns()) / 1_000_000,
         stale_after_ms: heartbeat.stale_after_ns() / 1_000_000,
         stale: heartbeat.is_stale(now_ns),
+    }
+}
+
+fn client_status((cgroup_id, client): (u64, LeftAlone)) -> ClientStatus {
+    ClientStatus {
+        namespace: client.namespace().to_owned(),
+        pod: client.pod().to_owned(),
+        reason: match client.reason() {
+            Some(Reason::Annotation) => "annotation",
+            Some(Reason::Namespace) => "namespace",
+            Some(Reason::Mesh) => "mesh",
+            None => "unknown",
+        },
+        cgroup_id,
     }
 }
 
@@ -201,12 +238,13 @@ fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
         .udp_cleanup
         .text(": sockets are destroyed when their endpoint stops serving");
     let head = format!(
-        "shunt {}, layout {}, pins in {}\nNode      {} (zone {zone})\nAgent     {}\nMetrics   {}\nSplicing  {splicing}\nUDP       {udp}",
+        "shunt {}, layout {}, pins in {}\nNode      {} (zone {zone})\nAgent     {}\nClients   {}\nMetrics   {}\nSplicing  {splicing}\nUDP       {udp}",
         report.version,
         report.layout,
         report.pins.display(),
         report.node,
         agent_text(&report.agent),
+        clients_text(&report.clients),
         report.metrics.as_deref().unwrap_or("off"),
     );
     let mut programs = plain_table(["PROGRAM", "ATTACHED TO", "PROGRAM ID", "LINK ID"]);
@@ -248,6 +286,20 @@ fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
         values.trim_fmt(),
     ]
     .join("\n\n")
+}
+
+fn clients_text(clients: &ClientsStatus) -> String {
+    let host = if clients.host_processes {
+        "pods and host processes"
+    } else {
+        "pods, not host processes"
+    };
+    let name = |it: &ClientStatus| format!("{}/{} ({})", it.namespace, it.pod, it.reason);
+    let left_alone: Vec<_> = clients.left_alone.iter().map(name).collect();
+    if left_alone.is_empty() {
+        return host.to_owned();
+    }
+    format!("{host}; left alone: {}", left_alone.join(", "))
 }
 
 fn agent_text(agent: &AgentStatus) -> String {

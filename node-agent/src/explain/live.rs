@@ -200,6 +200,7 @@ mod tests {
             affinity_seconds: None,
             splice: false,
             terminating: false,
+            max_local_connections: None,
             tiers: vec![Tier {
                 scope: Scope::Cluster,
                 endpoints: endpoints.collect(),

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
@@ -14,8 +15,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::warn;
 
 use super::{
-    EndpointSlice, Exempt, Kind, Node, ObjectName, ObjectRef, Service, ServicePort, SliceEndpoint,
-    SlicePort,
+    EndpointSlice, Exempt, Kind, Namespace, Node, ObjectName, ObjectRef, Pod, Service, ServicePort,
+    SliceEndpoint, SlicePort,
 };
 use crate::tables::{Prefer, Protocol};
 
@@ -23,7 +24,11 @@ use crate::tables::{Prefer, Protocol};
 pub const PREFER: &str = "shunt.dev/prefer";
 /// Annotation of a Service: splice same-node connections.
 pub const SPLICE: &str = "shunt.dev/splice";
-/// Annotation of a Service: `off` leaves it to kube-proxy.
+/// Annotation of a Service: so many connections each endpoint of this node may
+/// hold, before others get them.
+pub const MAX_LOCAL_CONNECTIONS: &str = "shunt.dev/max-local-connections";
+/// Annotation of a Service: `off` leaves it to kube-proxy. Annotation of a Pod,
+/// label of a Namespace: `off` leaves what it connects to alone.
 pub const MODE: &str = "shunt.dev/mode";
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -33,6 +38,18 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 pub const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// On an EndpointSlice of a headless Service.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Containers that a mesh puts beside an application, and that need to see which
+/// ClusterIP it calls: Istio's (`pkg/config/constants/constants.go` of
+/// istio/istio, `IstioProxyName`) and Linkerd's (`pkg/k8s/labels.go` of
+/// linkerd/linkerd2, `ProxyContainerName`).
+const SIDECARS: [&str; 2] = ["istio-proxy", "linkerd-proxy"];
+/// Annotation of a Pod whose connects Istio's ambient mode sends to the node's
+/// ztunnel, which too needs the ClusterIP (istio.io, reference of annotations).
+const AMBIENT: (&str, &str) = ("ambient.istio.io/redirection", "enabled");
+/// Annotation of the mirror of a static Pod: its uid for the kubelet, which is
+/// not the mirror's (`pkg/kubelet/types/pod_update.go` in kubernetes/kubernetes,
+/// `ConfigHashAnnotationKey`).
+const STATIC_UID: &str = "kubernetes.io/config.hash";
 /// `DefaultClientIPServiceAffinitySeconds` in `pkg/apis/core/v1/defaults.go`.
 const AFFINITY_SECONDS: i32 = 10_800;
 
@@ -115,6 +132,7 @@ pub fn service(service: core::Service) -> Result<Service, Rejected> {
             .traffic_distribution
             .is_some_and(|value| !value.is_empty()),
         splice: switch(&annotations, SPLICE, &name) == Some(true),
+        max_local_connections: max_local_connections(&annotations, &name),
         name,
     })
 }
@@ -172,13 +190,64 @@ pub fn owner(metadata: &ObjectMeta) -> Option<ObjectName> {
 pub fn node(metadata: &ObjectMeta) -> Node {
     let zone = metadata.labels.as_ref().and_then(|labels| labels.get(ZONE));
     Node {
-        name: ObjectName {
-            namespace: Arc::from(""),
-            name: object_name(metadata).name,
-        },
+        name: cluster_wide_name(metadata),
         zone: zone
             .filter(|zone| !zone.is_empty())
             .map(|zone| Arc::from(zone.as_str())),
+    }
+}
+
+/// A Pod.
+pub fn pod(pod: &core::Pod) -> Pod {
+    let name = object_name(&pod.metadata);
+    let none = BTreeMap::new();
+    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
+    let uid = annotations.get(STATIC_UID).or(pod.metadata.uid.as_ref());
+    let spec = pod.spec.as_ref();
+    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+    Pod {
+        cgroup_uid: Arc::from(uid.map_or("", String::as_str)),
+        node: spec.and_then(|it| it.node_name.as_deref().map(Arc::from)),
+        mode: switch(annotations, MODE, &name),
+        in_mesh: annotations.get(AMBIENT.0).map(String::as_str) == Some(AMBIENT.1)
+            || spec.is_some_and(has_sidecar),
+        finished: matches!(phase, Some("Succeeded" | "Failed")),
+        name,
+    }
+}
+
+/// As a container, or as one of those init containers that go on running.
+fn has_sidecar(spec: &core::PodSpec) -> bool {
+    let running = |it: &&core::Container| it.restart_policy.as_deref() == Some("Always");
+    let init = spec.init_containers.iter().flatten().filter(running);
+    let mut all = spec.containers.iter().chain(init);
+    all.any(|container| SIDECARS.contains(&container.name.as_str()))
+}
+
+/// A Namespace.
+pub fn namespace(metadata: &ObjectMeta) -> Namespace {
+    let none = BTreeMap::new();
+    let name = cluster_wide_name(metadata);
+    let labels = metadata.labels.as_ref().unwrap_or(&none);
+    Namespace {
+        off: switch(labels, MODE, &name) == Some(false),
+        name,
+    }
+}
+
+/// The name of an object of this kind.
+pub fn name_of(kind: Kind, metadata: &ObjectMeta) -> ObjectName {
+    if kind.is_cluster_wide() {
+        cluster_wide_name(metadata)
+    } else {
+        object_name(metadata)
+    }
+}
+
+fn cluster_wide_name(metadata: &ObjectMeta) -> ObjectName {
+    ObjectName {
+        namespace: Arc::from(""),
+        name: object_name(metadata).name,
     }
 }
 
@@ -377,6 +446,18 @@ fn prefer(annotations: &BTreeMap<String, String>, name: &ObjectName) -> Option<P
     }
 }
 
+fn max_local_connections(
+    annotations: &BTreeMap<String, String>,
+    name: &ObjectName,
+) -> Option<NonZeroU32> {
+    let text = annotations.get(MAX_LOCAL_CONNECTIONS)?;
+    let limit = text.parse().ok();
+    if limit.is_none() {
+        unknown_value(MAX_LOCAL_CONNECTIONS, text, "a whole number from 1", name);
+    }
+    limit
+}
+
 fn switch(
     annotations: &BTreeMap<String, String>,
     key: &'static str,
@@ -393,7 +474,7 @@ fn switch(
 }
 
 fn unknown_value(key: &str, value: &str, allowed: &str, name: &ObjectName) {
-    warn!(service = %name, annotation = key, value, allowed, "unknown value, taken as absent");
+    warn!(object = %name, annotation = key, value, allowed, "unknown value, taken as absent");
 }
 
 #[cfg(test)]
@@ -416,6 +497,44 @@ mod tests {
         ] {
             assert_eq!(parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn sidecars_are_seen_where_meshes_put_them() {
+        let check = |yaml: &str, in_mesh| {
+            let parsed: core::Pod = serde_json::from_str(yaml).unwrap();
+            assert_eq!(pod(&parsed).in_mesh, in_mesh, "{yaml}");
+        };
+        check(
+            r#"{"spec": {"containers": [{"name": "app"}, {"name": "istio-proxy"}]}}"#,
+            true,
+        );
+        check(
+            r#"{"spec": {"containers": [{"name": "app"}],
+                "initContainers": [{"name": "linkerd-proxy", "restartPolicy": "Always"}]}}"#,
+            true,
+        );
+        check(
+            r#"{"spec": {"containers": [{"name": "app"}], "initContainers": [{"name": "istio-proxy"}]}}"#,
+            false,
+        );
+        check(
+            r#"{"metadata": {"annotations": {"ambient.istio.io/redirection": "enabled"}}}"#,
+            true,
+        );
+        check(r#"{"spec": {"containers": [{"name": "app"}]}}"#, false);
+    }
+
+    #[test]
+    fn the_cgroup_of_a_static_pod_has_the_uid_of_its_file() {
+        let uid = |metadata: &str| {
+            let text = format!(r#"{{"metadata": {{"uid": "a-b" {metadata}}}}}"#);
+            let parsed: core::Pod = serde_json::from_str(&text).unwrap();
+            pod(&parsed).cgroup_uid
+        };
+        assert_eq!(&*uid(""), "a-b");
+        let mirror = r#", "annotations": {"kubernetes.io/config.hash": "0af3"}"#;
+        assert_eq!(&*uid(mirror), "0af3");
     }
 
     #[test]

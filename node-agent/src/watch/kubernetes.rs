@@ -2,7 +2,8 @@
 //!
 //! Only what is used crosses the wire: selectors leave out what kube-proxy
 //! leaves out (`pkg/proxy/config/config.go` and `cmd/kube-proxy/app/server.go`
-//! in kubernetes/kubernetes), and of Nodes only the own one is watched. Each
+//! in kubernetes/kubernetes), of Nodes and Pods only the own ones are watched,
+//! and of Namespaces only those that opted out. Each
 //! object is reduced to the model as soon as it is read.
 
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use std::time::Instant;
 
 use futures::stream::{BoxStream, select_all};
 use futures::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
@@ -22,8 +23,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::Sender;
 use tracing::{info, warn};
 
-use crate::model::convert::{self, HEADLESS, PROXY_NAME, Rejected};
-use crate::model::{Kind, Object, ObjectName, ObjectRef};
+use crate::model::convert::{self, HEADLESS, MODE, PROXY_NAME, Rejected};
+use crate::model::{Kind, Object, ObjectRef};
 use crate::state::{Event, State};
 use crate::watch::SourceHealth;
 
@@ -80,8 +81,14 @@ pub(super) async fn read(node_name: &str) -> Result<(State, Vec<String>), Kubern
     let services = list(&client, ListParams::default(), service).await?;
     let slices = list(&client, ListParams::default(), endpoint_slice).await?;
     let nodes = list(&client, own_node, node).await?;
+    let on_node = ListParams::default().fields(&format!("spec.nodeName={node_name}"));
+    let pods = list(&client, on_node, pod).await?;
+    let namespaces = list(&client, ListParams::default(), namespace).await?;
     let (mut state, mut complaints) = (State::default(), Vec::new());
-    for object in [services, slices, nodes].into_iter().flatten() {
+    for object in [services, slices, nodes, pods, namespaces]
+        .into_iter()
+        .flatten()
+    {
         state.apply(match object {
             Ok(object) => Event::Apply(object),
             Err(rejected) => {
@@ -142,6 +149,24 @@ fn endpoint_slice(slice: EndpointSlice) -> Result<Option<Object>, Rejected> {
     clippy::unnecessary_wraps,
     reason = "the form of the other kinds, which can be rejected"
 )]
+fn pod(pod: Pod) -> Result<Option<Object>, Rejected> {
+    Ok(Some(Object::Pod(convert::pod(&pod))))
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the form of the other kinds, which can be rejected"
+)]
+fn namespace(namespace: Namespace) -> Result<Option<Object>, Rejected> {
+    Ok(Some(Object::Namespace(convert::namespace(
+        &namespace.metadata,
+    ))))
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the form of the other kinds, which can be rejected"
+)]
 fn node(node: Node) -> Result<Option<Object>, Rejected> {
     Ok(Some(Object::Node(convert::node(&node.metadata))))
 }
@@ -155,10 +180,14 @@ async fn watch(
     let not_another_proxys = format!("!{PROXY_NAME}");
     let not_headless = format!("!{HEADLESS}");
     let own_node = format!("metadata.name={node_name}");
+    let on_node = format!("spec.nodeName={node_name}");
+    let off = format!("{MODE}=off");
     let streams = [
         stream(&client, all().labels(&not_another_proxys), service),
         stream(&client, all().labels(&not_headless), endpoint_slice),
         stream(&client, all().fields(&own_node), node),
+        stream(&client, all().fields(&on_node), pod),
+        stream(&client, all().labels(&off), namespace),
     ];
     health.expect(streams.len());
     let mut trackers = streams.each_ref().map(|_| Tracker::default());
@@ -275,6 +304,8 @@ where
     let kind = match K::kind(&()).as_ref() {
         "Service" => Kind::Service,
         "EndpointSlice" => Kind::EndpointSlice,
+        "Pod" => Kind::Pod,
+        "Namespace" => Kind::Namespace,
         _ => Kind::Node,
     };
     watcher(Api::<K>::all(client.clone()), config)
@@ -301,11 +332,10 @@ fn change<K: Resource>(
 }
 
 fn reference(kind: Kind, metadata: &ObjectMeta) -> ObjectRef {
-    let name: ObjectName = match kind {
-        Kind::Node => convert::node(metadata).name,
-        Kind::Service | Kind::EndpointSlice => convert::object_name(metadata),
-    };
-    ObjectRef { kind, name }
+    ObjectRef {
+        kind,
+        name: convert::name_of(kind, metadata),
+    }
 }
 
 fn all() -> watcher::Config {

@@ -1,6 +1,6 @@
 //! One manifest file: text to objects; pure.
 
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
@@ -103,6 +103,12 @@ fn collect(value: Value, objects: &mut Vec<Result<Object, Rejected>>) {
         ("v1", "Node") => objects.extend(read(value, Kind::Node, |it: Node| {
             Ok(Some(Object::Node(convert::node(&it.metadata))))
         })),
+        ("v1", "Pod") => objects.extend(read(value, Kind::Pod, |it: Pod| {
+            Ok(Some(Object::Pod(convert::pod(&it))))
+        })),
+        ("v1", "Namespace") => objects.extend(read(value, Kind::Namespace, |it: Namespace| {
+            Ok(Some(Object::Namespace(convert::namespace(&it.metadata))))
+        })),
         (version, kind) => {
             if let Some(item_kind) = kind.strip_suffix("List") {
                 collect_list(value, version, item_kind, objects);
@@ -145,10 +151,7 @@ fn read<T: DeserializeOwned>(
 /// The object has the wrong shape; its name may still be readable.
 fn malformed(kind: Kind, metadata: Value, error: &serde_json::Error) -> Rejected {
     let metadata = ObjectMeta::deserialize(metadata).unwrap_or_default();
-    let name = match kind {
-        Kind::Node => convert::node(&metadata).name,
-        Kind::Service | Kind::EndpointSlice => convert::object_name(&metadata),
-    };
+    let name = convert::name_of(kind, &metadata);
     let service = convert::owner(&metadata);
     Rejected {
         object: ObjectRef { kind, name },
