@@ -165,6 +165,59 @@ fn a_client_is_told_where_affinity_sends_it() {
     assert!(said.starts_with(&answer), "{said}");
 }
 
+#[test]
+fn a_pod_is_found_by_name_and_an_opted_out_one_is_told() {
+    let mut lab = Lab::new("explainpod").unwrap();
+    let node = lab.node("n1").unwrap();
+    let (pods, _running) = servers(&node);
+    write(&node, &[&pods[0]]);
+    let _agent = start(&node, &[]);
+    let (plain, quiet) = (
+        node.pod("plain", None).unwrap(),
+        node.pod("quiet", None).unwrap(),
+    );
+    let _in_plain = plain.serve("0.0.0.0:9000", "any").unwrap();
+    let in_quiet = quiet.serve("0.0.0.0:9000", "any").unwrap();
+    for (pod, annotations) in [(&plain, ""), (&quiet, "shunt.dev/mode: \"off\"")] {
+        let yaml = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{namespace: shop, name: {name}, uid: {uid}, \
+             annotations: {{{annotations}}}}}\nspec: {{nodeName: n1, containers: [{{name: app}}]}}\n",
+            name = pod.name(),
+            uid = pod.uid(),
+        );
+        node.write_manifest(&format!("{}.yaml", pod.name()), &yaml)
+            .unwrap();
+    }
+    let cgroup = node.node_cgroup().display().to_string();
+    let from = |client: &str| explain(&node, &["--cgroup", &cgroup, "--from", client, "cart"]);
+
+    plain.answer();
+    let report = from("shop/plain");
+    assert_eq!(report["client"]["pod"], "shop/plain");
+    assert_eq!(report["client"]["left_alone"], Value::Null);
+    let affinity = &report["ports"][0]["client_affinity"];
+    assert_eq!(affinity["state"], "keeps", "{report}");
+
+    let reason = "its pod shop/quiet has the annotation shunt.dev/mode: \"off\"";
+    wait_until("the pod is left alone", || {
+        from("shop/quiet")["client"]["left_alone"] == reason
+    });
+    // By its process, it is the same pod.
+    let report = from(&in_quiet.process().id().to_string());
+    assert_eq!(report["client"]["pod"], "shop/quiet");
+    assert_eq!(
+        report["ports"][0]["answer"],
+        format!("left to kube-proxy, since {reason}")
+    );
+
+    let output = run(&node, &["--from", "shop/none", "cart"]);
+    let said = stderr(&output);
+    assert!(
+        said.contains("no Pod shop/none on node n1; of its namespace these are: plain, quiet"),
+        "{said}"
+    );
+}
+
 /// A place with a client in it.
 trait Client {
     fn answer(&self) -> String;

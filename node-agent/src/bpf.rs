@@ -30,6 +30,6 @@ pub use inspect::{Attachment, ProgramState, cgroup_path, programs};
 pub use loader::{LoadError, Loaded, Loader};
 pub use maps::{Fill, KernelMaps, ReadError, UdpClients, splice_members};
 pub use pins::{Pins, PinsError, PinsLock};
-pub use pod_cgroups::PodCgroups;
+pub use pod_cgroups::{PodCgroups, pod_cgroup, uid_in};
 pub use self_check::{SelfCheckError, self_check};
 pub use sys::netns_cookie_of;

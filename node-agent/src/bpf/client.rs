@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use nix::sched::{CloneFlags, setns};
@@ -11,6 +12,8 @@ use super::sys;
 /// A process as the programs see it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Client {
+    /// The process that was looked at.
+    pub pid: u32,
     /// Its cgroup v2 directory, from the root of the hierarchy, such as
     /// `/kubepods.slice/…`.
     pub cgroup: String,
@@ -32,6 +35,12 @@ pub enum ClientError {
     NoProcess {
         /// Its id.
         pid: u32,
+    },
+    /// A pod without a process that can be seen.
+    #[error("no process of this node is in {directory}: has the pod ended, or not begun?")]
+    Empty {
+        /// The pod's cgroup.
+        directory: PathBuf,
     },
     /// It is in no cgroup v2.
     #[error("process {pid} is in no cgroup v2 (/proc/{pid}/cgroup has no line 0::)")]
@@ -68,11 +77,35 @@ impl Client {
         });
         let (cgroup, netns_cookie) = look.join().expect("looking does not panic")?;
         Ok(Self {
+            pid,
             cgroup: cgroup.ok_or(ClientError::NoCgroup { pid })?,
             netns_cookie,
             host_network: netns_cookie == host_cookie,
         })
     }
+}
+
+impl Client {
+    /// The first process in a cgroup or below it.
+    pub fn of_cgroup(directory: &Path) -> Result<Self, ClientError> {
+        let pid = first_process(directory).ok_or_else(|| ClientError::Empty {
+            directory: directory.to_owned(),
+        })?;
+        Self::of_process(pid)
+    }
+}
+
+/// Processes that this one can't see have the number 0.
+fn first_process(directory: &Path) -> Option<u32> {
+    let processes = fs::read_to_string(directory.join("cgroup.procs")).ok()?;
+    let mut own = processes.lines().filter_map(|line| line.parse().ok());
+    own.find(|pid| *pid != 0).or_else(|| {
+        let entries = fs::read_dir(directory).ok()?.flatten();
+        let directories = entries.filter(|entry| entry.file_type().is_ok_and(|it| it.is_dir()));
+        directories
+            .into_iter()
+            .find_map(|entry| first_process(&entry.path()))
+    })
 }
 
 /// The path is told as seen from the reader's cgroup namespace, which in a

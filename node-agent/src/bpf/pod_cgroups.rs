@@ -6,6 +6,7 @@
 //! (`pkg/kubelet/cm/pod_container_manager_linux.go` and
 //! `pkg/kubelet/cm/cgroup_manager_linux.go` in kubernetes/kubernetes).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::DirEntryExt as _;
 use std::path::{Path, PathBuf};
@@ -31,10 +32,24 @@ pub struct PodCgroups {
     changes: UnboundedReceiver<()>,
 }
 
+/// The directory of a pod's cgroup, by the uid in its name.
+pub fn pod_cgroup(root: &Path, uid: &str) -> Option<PathBuf> {
+    let mut found = Found::default();
+    found.walk(root, 0, false);
+    found.directories.remove(uid)
+}
+
+/// The uid of the pod that a cgroup is in, by the path of the cgroup.
+pub fn uid_in(cgroup: &str) -> Option<String> {
+    cgroup.split('/').find_map(pod_uid)
+}
+
 /// What a walk finds.
 #[derive(Debug, Default)]
 struct Found {
     ids: PodCgroupIds,
+    /// The directories of the same, for those who look for one.
+    directories: BTreeMap<Arc<str>, PathBuf>,
     /// Where pods are or will be.
     parents: Vec<PathBuf>,
 }
@@ -117,7 +132,9 @@ impl Found {
             let name = name.to_string_lossy();
             if let Some(uid) = pod_uid(&name) {
                 // The id of a cgroup is its inode number.
-                self.ids.insert(Arc::from(uid), entry.ino());
+                let uid: Arc<str> = Arc::from(uid);
+                self.directories.insert(Arc::clone(&uid), entry.path());
+                self.ids.insert(uid, entry.ino());
             } else if level < MAX_LEVEL {
                 let in_kubepods = in_kubepods || name.contains("kubepods");
                 self.walk(&entry.path(), level + 1, in_kubepods);
@@ -175,6 +192,9 @@ mod tests {
         let mut found = Found::default();
         found.walk(root.path(), 0, false);
         assert_eq!(found.ids.keys().map(|it| &**it).collect::<Vec<_>>(), [UID]);
+        assert_eq!(pod_cgroup(root.path(), UID).as_ref(), Some(&pod));
+        let inside = pod.join("container");
+        assert_eq!(uid_in(inside.to_str().unwrap()).as_deref(), Some(UID));
         let parents: Vec<_> = found
             .parents
             .iter()

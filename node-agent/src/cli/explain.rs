@@ -4,19 +4,23 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Instant;
 
-use anyhow::Result;
-use clap::Args;
-use shunt_common::AffinityKey;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-use super::source::SourceArgs;
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use shunt_common::{AffinityKey, Clients, Reason};
+
+use super::source::{Cluster, SourceArgs};
 use super::{Output, PinsArgs, print};
 use crate::agent::since_boot_ns;
 use crate::apply::{Applier, service_key};
-use crate::bpf::{Cgroup, Client, KernelMaps, Pins, check_privileges};
+use crate::bpf::{Cgroup, Client, KernelMaps, Pins, check_privileges, pod_cgroup, uid_in};
 use crate::explain::{
     AgentSign, ClientAffinity, ClientReport, Comparison, LivePort, Report, Target, explain,
 };
-use crate::model::Service;
+use crate::model::convert::MODE;
+use crate::model::{ObjectName, Pod, Service};
 use crate::plan::{self, decide};
 use crate::report::{self, RouteReport, route_report};
 use crate::tables::{Endpoint, Frontend, Route};
@@ -26,13 +30,17 @@ use crate::tables::{Endpoint, Frontend, Route};
 /// client.
 #[derive(Args, Debug)]
 pub(super) struct ExplainArgs {
-    /// The Service: NAMESPACE/NAME or its ClusterIP; the port by number or name,
-    /// all of them by default.
+    /// The Service: NAMESPACE/NAME, NAME in the namespace of the client, or its
+    /// ClusterIP; the port by number or name, all of them by default.
     #[arg(value_name = "SERVICE[:PORT]")]
     target: Target,
-    /// Who connects: the id of a process on this node.
-    #[arg(long, value_name = "PID")]
-    from: Option<u32>,
+    /// Who connects: a pod of this node, or the id of a process on it.
+    #[arg(long, value_name = "NAMESPACE/POD|PID")]
+    from: Option<From>,
+    /// The cgroup v2 directory below which pods are looked for [default: the
+    /// machine's root].
+    #[arg(long, value_name = "DIR")]
+    cgroup: Option<PathBuf>,
     #[command(flatten)]
     source: SourceArgs,
     /// How to print it.
@@ -42,28 +50,134 @@ pub(super) struct ExplainArgs {
     pins: PinsArgs,
 }
 
+/// A client, as a person names it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum From {
+    Process(u32),
+    Pod(ObjectName),
+}
+
+impl FromStr for From {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(pid) = text.parse() {
+            return Ok(Self::Process(pid));
+        }
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+                Ok(Self::Pod(ObjectName {
+                    namespace: namespace.into(),
+                    name: name.into(),
+                }))
+            }
+            _ => Err("give NAMESPACE/POD, such as shop/cart-0, or the id of a process".to_owned()),
+        }
+    }
+}
+
 pub(super) fn explain_service(args: &ExplainArgs) -> Result<()> {
-    let client = args.from.map(Client::of_process).transpose()?;
     let cluster = args.source.read()?;
-    let (service, ports) = args.target.find(&cluster.state, None)?;
+    let client = args.from.as_ref();
+    let client = client
+        .map(|from| Caller::find(from, &cluster, args.cgroup.as_deref()))
+        .transpose()?;
+    let namespace = client.as_ref().and_then(|it| it.pod);
+    let namespace = namespace.map(|pod| &*pod.name.namespace);
+    let (service, ports) = args.target.find(&cluster.state, namespace)?;
     let (node, policy) = (&cluster.node, &cluster.policy);
     let live = Live::open(&args.pins.pins());
     let mut live_ports = Vec::new();
     for (port, address) in &ports {
         let decision = decide(&cluster.state, service, port, *address, node, policy);
         let planned = decision.into_route(service, port);
-        live_ports.push(live.port(&plan::frontend(port, *address), &planned, client.as_ref()));
+        let process = client.as_ref().map(|it| &it.process);
+        live_ports.push(live.port(&plan::frontend(port, *address), &planned, process));
     }
     let report = Report::new(
         explain(&cluster.state, node, policy, service, ports),
         live.agent(),
-        client.map(|client| client_report(args.from, &client)),
+        client.map(|client| client.report(&live)),
         live_ports,
         live.leftovers(service),
     );
     match args.output {
         Output::Json => print(&serde_json::to_string_pretty(&report)?),
         Output::Table | Output::Wide => print(&report.text()),
+    }
+}
+
+/// The client that was named.
+struct Caller<'a> {
+    process: Client,
+    /// The pod that it is in, if it is known.
+    pod: Option<&'a Pod>,
+}
+
+impl<'a> Caller<'a> {
+    fn find(from: &From, cluster: &'a Cluster, cgroup: Option<&Path>) -> Result<Self> {
+        let pod_name = match from {
+            From::Pod(name) => name,
+            From::Process(pid) => {
+                let process = Client::of_process(*pid)?;
+                let uid = uid_in(&process.cgroup);
+                let mut pods = cluster.state.pods();
+                let pod = uid.and_then(|uid| pods.find(|pod| *pod.cgroup_uid == *uid));
+                return Ok(Self { process, pod });
+            }
+        };
+        let mut pods = cluster.state.pods();
+        let Some(pod) = pods.find(|pod| pod.name == *pod_name) else {
+            bail!(
+                "there is no Pod {pod_name} on node {}{}",
+                cluster.node.name,
+                known_pods(cluster, pod_name)
+            );
+        };
+        if pod.node.as_deref() != Some(cluster.node.name.as_str()) {
+            let node = pod.node.as_deref().unwrap_or("none yet");
+            bail!("the Pod {pod_name} is on another node ({node}): ask there");
+        }
+        let root = Cgroup::find(cgroup)?;
+        let directory = pod_cgroup(root.path(), &pod.cgroup_uid).with_context(|| {
+            format!(
+                "the Pod {pod_name} has no cgroup pod{} below {}: has it ended, or not begun?",
+                pod.cgroup_uid,
+                root.path().display()
+            )
+        })?;
+        Ok(Self {
+            process: Client::of_cgroup(&directory)?,
+            pod: Some(pod),
+        })
+    }
+
+    fn report(self, live: &Live) -> ClientReport {
+        let process = self.process;
+        ClientReport {
+            pod: self.pod.map(|pod| pod.name.to_string()),
+            pid: Some(process.pid),
+            cgroup_id: cgroup_id(&process),
+            netns_cookie: Some(process.netns_cookie),
+            host_network: process.host_network,
+            left_alone: live.left_alone(&process),
+            cgroup: Some(process.cgroup),
+        }
+    }
+}
+
+/// Those of the namespace.
+fn known_pods(cluster: &Cluster, wanted: &ObjectName) -> String {
+    let here = cluster.state.pods();
+    let names: Vec<&str> = here
+        .filter(|pod| pod.name.namespace == wanted.namespace)
+        .map(|pod| &*pod.name.name)
+        .take(10)
+        .collect();
+    if names.is_empty() {
+        format!("; none of the namespace {} is", wanted.namespace)
+    } else {
+        format!("; of its namespace these are: {}", names.join(", "))
     }
 }
 
@@ -97,6 +211,30 @@ impl Live {
             .routes
             .retain(|_, route| route.name.is_of(&service.name));
         report::routes(&tables).routes
+    }
+
+    /// Why the programs let all that the client does pass.
+    fn left_alone(&self, client: &Client) -> Option<String> {
+        let maps = self.0.as_ref().ok()?;
+        let heartbeat = maps.heartbeat().ok()?;
+        if client.host_network && heartbeat.leaves_alone(Clients::HOST) {
+            return Some("processes of the host are left alone (--host-processes off)".to_owned());
+        }
+        let pods = maps.left_alone().ok()?;
+        let pod = cgroup_ids(client).find_map(|id| pods.get(&id))?;
+        let name = format!("{}/{}", pod.namespace(), pod.pod());
+        Some(match pod.reason() {
+            Some(Reason::Annotation) => {
+                format!("its pod {name} has the annotation {MODE}: \"off\"")
+            }
+            Some(Reason::Namespace) => {
+                format!("the namespace of its pod {name} has the label {MODE}: \"off\"")
+            }
+            Some(Reason::Mesh) => {
+                format!("its pod {name} is in a mesh, which needs to see ClusterIPs")
+            }
+            None => format!("its pod {name} is left alone"),
+        })
     }
 
     fn port(&self, frontend: &Frontend, planned: &Route, client: Option<&Client>) -> LivePort {
@@ -168,18 +306,20 @@ fn affinity(
 
 /// The inode number of its directory.
 fn cgroup_id(client: &Client) -> Option<u64> {
-    let root = Cgroup::find(None).ok()?;
-    let directory = root.path().join(client.cgroup.trim_start_matches('/'));
-    Some(fs::metadata(directory).ok()?.ino())
+    cgroup_ids(client).next()
 }
 
-fn client_report(pid: Option<u32>, client: &Client) -> ClientReport {
-    ClientReport {
-        pid,
-        cgroup: Some(client.cgroup.clone()),
-        cgroup_id: cgroup_id(client),
-        netns_cookie: Some(client.netns_cookie),
-        host_network: client.host_network,
-        ..ClientReport::default()
-    }
+/// Of its cgroup and of those above it.
+fn cgroup_ids(client: &Client) -> impl Iterator<Item = u64> {
+    let root = Cgroup::find(None).ok();
+    let root = root.map(|root| root.path().to_owned()).unwrap_or_default();
+    let directory = root.join(client.cgroup.trim_start_matches('/'));
+    let directories: Vec<_> = directory
+        .ancestors()
+        .take_while(|it| it.starts_with(&root))
+        .map(Path::to_owned)
+        .collect();
+    directories
+        .into_iter()
+        .map_while(|it| Some(fs::metadata(it).ok()?.ino()))
 }

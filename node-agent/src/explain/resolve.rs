@@ -49,8 +49,8 @@ pub enum ResolveError {
     Form(String),
     /// A name without a namespace.
     #[error(
-        "in which namespace is the Service {name}? Give it as NAMESPACE/{name}, or its \
-         ClusterIP"
+        "in which namespace is the Service {name}? Give it as NAMESPACE/{name}, its \
+         ClusterIP, or a client with --from NAMESPACE/POD"
     )]
     NoNamespace {
         /// The name.

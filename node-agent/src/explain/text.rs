@@ -55,6 +55,8 @@ pub struct PortReport {
 /// Who connects.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ClientReport {
+    /// Its pod, `namespace/name`, if it is in one that is known.
+    pub pod: Option<String>,
     /// The process that was looked at.
     pub pid: Option<u32>,
     /// Its cgroup, from the root of the hierarchy.
@@ -171,7 +173,8 @@ impl Report {
 
 impl ClientReport {
     fn text(&self) -> String {
-        let mut parts = Vec::from_iter(self.pid.map(|pid| format!("process {pid}")));
+        let mut parts = Vec::from_iter(self.pod.as_ref().map(|pod| format!("pod {pod}")));
+        parts.extend(self.pid.map(|pid| format!("process {pid}")));
         if let Some(cgroup) = &self.cgroup {
             let id = self.cgroup_id.unwrap_or_default();
             parts.push(format!("cgroup {cgroup} (id {id})"));
