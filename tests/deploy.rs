@@ -126,7 +126,7 @@ fn the_base_has_everything_and_nothing_else() {
 fn the_agent_may_list_and_watch_what_it_reads() {
     let base = Rendered::of("base");
     let expected = json!([
-        {"apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["services", "nodes", "pods", "namespaces"], "verbs": ["list", "watch"]},
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
     ]);
     assert_eq!(base.get("ClusterRole")["rules"], expected);

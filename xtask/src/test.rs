@@ -62,7 +62,8 @@ fn root(rest: &[String]) -> Result<Command> {
     let mut cargo = command("cargo");
     cargo.env("SHUNT_BIN", binaries.shunt);
     cargo.env("LAB_POD_BIN", binaries.lab_pod);
-    cargo.args(["test", "--package", "shunt-tests", "--"]);
+    // One program that fails must not hide what the others find.
+    cargo.args(["test", "--no-fail-fast", "--package", "shunt-tests", "--"]);
     cargo.args(root_test_arguments(rest));
     Ok(cargo)
 }
