@@ -81,8 +81,10 @@ fn processes_are_in_cgroup_and_namespace_of_their_pod() {
     let mut lab = Lab::new("inside").unwrap();
     let node = lab.node("n1").unwrap();
     let pod = node.pod("web", None).unwrap();
+    // The pod's as the kubelet makes it, with one for its container.
+    let of_pod = format!("n1/kubepods/burstable/pod{}/web", pod.uid());
     for (place, path) in [
-        (pod.command("cat"), "n1/web"),
+        (pod.command("cat"), of_pod.as_str()),
         (node.command("cat"), "n1/host"),
     ] {
         let mut cat = place;
