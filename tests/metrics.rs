@@ -231,4 +231,7 @@ fn an_agent_without_its_objects_is_not_healthy() {
     assert_eq!(metrics["shunt_ready"], 0.0);
     assert_eq!(metrics["shunt_source_connected"], 0.0);
     assert!(metrics["shunt_source_errors_total"] >= 1.0);
+    // One that is busy while it waits looks by the thousand.
+    let looks = metrics["shunt_reconciliations_total"];
+    assert!(looks < 100.0, "{looks} looks, and nothing has come");
 }

@@ -68,6 +68,8 @@ pub struct Progress {
     pub pending_routes: usize,
     /// UDP sockets that were destroyed, since their endpoint stopped serving.
     pub udp_sockets_destroyed: usize,
+    /// How often it looked for what is to be done.
+    pub reconciliations: u64,
     /// Objects that can't be right.
     pub rejected_objects: usize,
     /// Documents that can't be read.

@@ -233,7 +233,7 @@ impl<'a> Agent<'a> {
             retry_wait: RETRY_MIN,
             pending: 0,
             retire_at: Some(now),
-            look_at: Some(now),
+            look_at: None,
         })
     }
 
@@ -248,8 +248,11 @@ impl<'a> Agent<'a> {
 
     /// Makes the maps what the state asks for.
     fn reconcile(&mut self) -> Result<(), AgentError> {
+        self.admin.note(|progress| progress.reconciliations += 1);
         if !self.state.is_synced() {
-            self.retire_at = None;
+            // Nothing is due before: what is would wake this loop at once, again and
+            // again.
+            (self.retire_at, self.look_at) = (None, None);
             return Ok(());
         }
         let now = Instant::now();

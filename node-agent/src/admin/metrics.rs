@@ -247,6 +247,11 @@ impl Sample {
             "Connected UDP sockets that were destroyed, since their endpoint stopped serving",
             progress.udp_sockets_destroyed as u64,
         )?;
+        page.counter(
+            "reconciliations",
+            "How often the agent looked for what is to be done",
+            progress.reconciliations,
+        )?;
         page.gauge(
             "routes",
             "Service ports in the table",
