@@ -378,17 +378,20 @@ fn sockets_of_what_goes_on_serving_are_left_alone() {
     let mut agent = start(&stage.node, &[]);
     stage.wait_for_endpoints(2);
     let pod = stage.node.pod("client", None).unwrap();
-    let mut clients: Vec<_> = (0..8)
-        .map(|_| Session {
-            process: pod
-                .start_lab_pod(&["session", "connected-udp", V4])
-                .unwrap(),
-        })
-        .map(|mut client| {
-            let id = client.command("ask").id.unwrap();
-            (id, client)
-        })
-        .collect();
+    // So many that both endpoints are met, but for one run in 2^63.
+    let mut clients: Vec<(String, Session)> = Vec::new();
+    let met = |clients: &[(String, Session)], id: &str| clients.iter().any(|it| it.0 == id);
+    while clients.len() < 64 && !(met(&clients, "one") && met(&clients, "two")) {
+        let process = pod
+            .start_lab_pod(&["session", "connected-udp", V4])
+            .unwrap();
+        let mut client = Session { process };
+        let id = client.command("ask").id.unwrap();
+        clients.push((id, client));
+    }
+    for id in ["one", "two"] {
+        assert!(met(&clients, id), "{id} is never chosen");
+    }
 
     stage.write(One::Gone, true);
     agent
