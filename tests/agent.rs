@@ -135,18 +135,18 @@ fn a_silent_agent_leaves_connects_to_kube_proxy() {
     let _proxy = plane.kube_proxy(&node, ProxyMode::Nftables).unwrap();
     node.write_manifest("cart.yaml", &cart(&ours).yaml())
         .unwrap();
+    let answer = || client.connect(CART).unwrap().id.unwrap();
+    // On a busy machine, an agent that is alive may be silent for so long.
     let agent = start(&node, &["--stale-after", "2s"]);
-    assert_eq!(client.connect(CART).unwrap().id.as_deref(), Some("shunt"));
+    wait_until("shunt answers", || answer() == "shunt");
 
     agent.kill().unwrap();
 
-    wait_until("kube-proxy answers", || {
-        client.connect(CART).unwrap().id.as_deref() == Some("kube-proxy")
-    });
+    wait_until("kube-proxy answers", || answer() == "kube-proxy");
     assert_eq!(json(&node, &["status"])["agent"]["stale"], true);
     assert!(json(&node, &["status"])["counters"]["passed_stale"].as_u64() > Some(0));
     let _agent = start(&node, &["--stale-after", "2s"]);
-    assert_eq!(client.connect(CART).unwrap().id.as_deref(), Some("shunt"));
+    wait_until("shunt answers again", || answer() == "shunt");
 }
 
 #[test]

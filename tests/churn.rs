@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lab::fixture::{Service, live_endpoints, start, wait_until};
+use lab::fixture::{PATIENCE, Service, live_endpoints, start, wait_until};
 use lab::report::{Landing, LoadReport};
 use lab::{Lab, Node, Place as _, Pod, Process, Server};
 use node_agent::bpf::{KernelMaps, Pins};
@@ -111,6 +111,12 @@ impl Moving {
             "the endpoints moved only {newest} steps under the load"
         );
     }
+
+    /// The newest step that any connect was given.
+    fn newest(&self, report: &LoadReport) -> Option<u32> {
+        let steps = report.landings.iter().map(|it| self.step(&it.id));
+        steps.max().flatten()
+    }
 }
 
 fn load(client: &Pod, target: &str, end: &[&str]) -> Vec<Process> {
@@ -177,18 +183,27 @@ fn each_connect_lands_on_the_old_or_the_new_set_while_endpoints_change() {
     let count = (CONNECTS / PROCESSES).to_string();
 
     let (reports, steps) = while_moving(&services, &node, || {
-        let loads = ["10.96.0.10:80", "10.96.0.20:80"]
-            .map(|target| load(&client, target, &["--count", &count]));
-        loads.map(finish)
+        let mut reports = [LoadReport::default(), LoadReport::default()];
+        let has_moved = |(service, report): (&Moving, &LoadReport)| {
+            service.newest(report).is_some_and(|newest| newest > 50)
+        };
+        let deadline = Instant::now() + PATIENCE;
+        // Again where the machine is so fast that little has moved meanwhile.
+        while last_table_id(&node) - first_table <= 20
+            || !services.iter().zip(&reports).all(has_moved)
+        {
+            assert!(Instant::now() < deadline, "the table does not follow");
+            let loads = ["10.96.0.10:80", "10.96.0.20:80"]
+                .map(|target| load(&client, target, &["--count", &count]));
+            for (report, load) in reports.iter_mut().zip(loads) {
+                report.merge(finish(load));
+            }
+        }
+        reports
     });
 
     for (service, report) in services.iter().zip(&reports) {
-        assert_eq!(
-            report.landings.len() as u64,
-            CONNECTS,
-            "{:?}",
-            report.errnos
-        );
+        assert_eq!(report.landings.len() as u64 % CONNECTS, 0);
         service.check(report, steps);
     }
     let last = services[0]
@@ -197,11 +212,6 @@ fn each_connect_lands_on_the_old_or_the_new_set_while_endpoints_change() {
     wait_until("the live table is the last one written", || {
         live_endpoints(&node, "shop/cart", "node") == last
     });
-    let published = last_table_id(&node) - first_table;
-    assert!(
-        published > 20,
-        "only {published} tables were published in {steps} steps"
-    );
 }
 
 #[test]

@@ -77,17 +77,18 @@ impl Load {
                 });
             }
             report.add(connect);
+            if self.stopped.load(Ordering::Relaxed) {
+                break;
+            }
         }
         report
     }
 
     fn take_one(&self) -> bool {
         let take = |left: u64| left.checked_sub(1);
-        !self.stopped.load(Ordering::Relaxed)
-            && self
-                .left
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-                .is_ok()
+        self.left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
     }
 }
 

