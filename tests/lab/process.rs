@@ -16,7 +16,8 @@ pub struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(mut command: Command) -> Result<Self> {
+    /// Starts a command of a place; each line that it prints is a report.
+    pub fn start(mut command: Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -37,13 +38,8 @@ impl Process {
     /// Waits for the next report.
     pub fn report<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
-        self.reports
-            .read_line(&mut line)
-            .context("read from lab-pod")?;
-        ensure!(
-            !line.is_empty(),
-            "lab-pod ended without the expected report"
-        );
+        self.reports.read_line(&mut line).context("read a report")?;
+        ensure!(!line.is_empty(), "it ended without the expected report");
         serde_json::from_str(&line).with_context(|| format!("parse report {line}"))
     }
 
@@ -56,7 +52,7 @@ impl Process {
     /// Writes a line to standard input.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         let stdin = self.child.stdin.as_mut().context("standard input")?;
-        writeln!(stdin, "{line}").context("write to lab-pod")
+        writeln!(stdin, "{line}").context("write to its standard input")
     }
 
     /// Closes standard input, which ends those that wait for it, and waits for
@@ -64,8 +60,8 @@ impl Process {
     pub fn finish<T: DeserializeOwned>(mut self) -> Result<T> {
         drop(self.child.stdin.take());
         let report = self.report()?;
-        let status = self.child.wait().context("wait for lab-pod")?;
-        ensure!(status.success(), "lab-pod failed ({status})");
+        let status = self.child.wait().context("wait for its end")?;
+        ensure!(status.success(), "it failed ({status})");
         Ok(report)
     }
 }
