@@ -3,16 +3,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lab::{Lab, Node, Place as _, Pod};
 use node_agent::apply::Applier;
 use node_agent::bpf::{Cgroup, Features, KernelMaps, Loaded, Loader, Pins, splice_members};
 use node_agent::diff::diff;
+use node_agent::splice::{Follower, Settings};
 use node_agent::tables::{
     Endpoint, Frontend, Prefer, Protocol, Route, Scope, ServicePortName, Tables, Tier, Verdict,
 };
-use shunt_common::{Counter, Heartbeat};
+use shunt_common::{Counter, Heartbeat, SpliceMode};
 
 const CLUSTER_IP: &str = "10.96.0.10";
 
@@ -22,7 +23,7 @@ struct Attached {
     applier: Applier,
     pins: Pins,
     cgroup: Cgroup,
-    _loaded: Loaded,
+    loaded: Loaded,
 }
 
 impl Attached {
@@ -41,7 +42,7 @@ impl Attached {
             applier,
             pins,
             cgroup,
-            _loaded: loaded,
+            loaded,
         }
     }
 
@@ -178,13 +179,22 @@ fn a_spliced_pair_carries_a_checked_stream_past_tcp() {
             "--listen",
             "[::]:8080",
             "--bytes",
-            "20000000",
+            "500000000",
             "--seed",
             "7",
         ])
         .unwrap();
     let _ready: lab::report::Listening = listener.report().unwrap();
     let mut shunt = Attached::to(&node);
+    let settings = Settings {
+        mode: SpliceMode::OptIn,
+        after: Duration::ZERO,
+        memory: 1 << 30,
+        max_pairs: 10,
+        rate: 10,
+    };
+    let manage = shunt.loaded.manage().unwrap();
+    let _follower = Follower::start(&shunt.pins, manage, settings).unwrap();
     shunt.set(vec![(
         frontend(CLUSTER_IP, 80),
         route(Verdict::Balance, &[at(&server, 8080)], true),
@@ -197,7 +207,7 @@ fn a_spliced_pair_carries_a_checked_stream_past_tcp() {
             "--connect",
             &target,
             "--bytes",
-            "20000000",
+            "500000000",
             "--seed",
             "7",
         ])
@@ -205,13 +215,10 @@ fn a_spliced_pair_carries_a_checked_stream_past_tcp() {
     let received: lab::report::StreamReport = listener.finish().unwrap();
 
     assert!(sent.ok && received.ok, "{sent:?} {received:?}");
-    assert_eq!(shunt.count(Counter::SocketsPaired), 1);
+    assert_eq!(shunt.count(Counter::PairsFound), 1);
     assert!(shunt.count(Counter::MessagesSpliced) > 0);
-    assert_eq!(
-        shunt.maps.sockets().unwrap(),
-        [],
-        "closed sockets leave no entry"
-    );
+    let left = shunt.maps.pairs().unwrap();
+    assert!(left.is_empty(), "closed sockets leave no entry: {left:?}");
     assert_eq!(splice_members(&shunt.pins).unwrap(), 0);
 }
 

@@ -36,6 +36,7 @@ fn sample(counter: &str) -> String {
     match counter {
         "connect_local" => "shunt_local_connects_total".to_owned(),
         "connect_spilled" => "shunt_spilled_connects_total".to_owned(),
+        "promotions" | "demotions" | "latches" | "events_lost" => format!("shunt_{counter}_total"),
         "self_check" => "shunt_self_checks_total".to_owned(),
         "peer_names" => "shunt_names_shown_total{call=\"getpeername\"}".to_owned(),
         "source_names" => "shunt_names_shown_total{call=\"recvmsg\"}".to_owned(),
@@ -45,10 +46,10 @@ fn sample(counter: &str) -> String {
             };
             if let Some(tier) = counter.strip_prefix("connect_") {
                 label("connects", "result", tier)
-            } else if let Some(result) = counter.strip_prefix("sockets_") {
-                label("spliceable_sockets", "result", result)
+            } else if let Some(result) = counter.strip_prefix("pairs_") {
+                label("pairs", "result", result)
             } else if let Some(way) = counter.strip_prefix("messages_") {
-                label("spliceable_messages", "way", way)
+                label("messages", "way", way)
             } else {
                 label("connects", "result", counter)
             }

@@ -7,6 +7,8 @@ use lab::{Lab, Options, Place as _};
 
 const CART: &str = "10.96.0.10:80";
 const SPLICE: &[(&str, &str)] = &[("shunt.dev/splice", "on")];
+/// Young connections too.
+const AT_ONCE: &[&str] = &["--splice-after", "0ms"];
 /// Each way, so that 1 GB passes in all.
 const BYTES: &str = "500000000";
 
@@ -26,7 +28,7 @@ fn checked_stream(label: &str, options: Options, slow_reader: bool) {
         ..Service::default()
     };
     node.write_manifest("cart.yaml", &service.yaml()).unwrap();
-    let _agent = start(&node, &[]);
+    let _agent = start(&node, AT_ONCE);
     let mut args = vec![
         "stream",
         "--bytes",
@@ -56,7 +58,7 @@ fn checked_stream(label: &str, options: Options, slow_reader: bool) {
 
     assert!(near.ok && far.ok, "{near:?}\n{far:?}");
     let counters = &json(&node, &["status"])["counters"];
-    assert_eq!(counters["sockets_paired"], 1);
+    assert_eq!(counters["pairs_found"], 1);
     assert!(
         counters["messages_spliced"].as_u64() > Some(100),
         "{counters}"
@@ -103,13 +105,15 @@ fn sockets_shows_the_pair_with_its_counts_and_forgets_it_when_it_closes() {
         ..Service::default()
     };
     node.write_manifest("cart.yaml", &service.yaml()).unwrap();
-    let _agent = start(&node, &[]);
+    let _agent = start(&node, AT_ONCE);
     let bench = client
-        .start_lab_pod(&["bench-pingpong", CART, "--seconds", "2"])
+        .start_lab_pod(&["bench-pingpong", CART, "--seconds", "5"])
         .unwrap();
 
     let spliced = || json(&node, &["sockets"])["sockets"][0].clone();
-    wait_until("the pair is spliced", || spliced()["spliced"] == true);
+    wait_until("the pair is spliced", || {
+        spliced()["to_server"]["spliced"] == true
+    });
     let pair = spliced();
     assert_eq!(pair["service"], "shop/cart:http");
     assert_eq!(pair["server"], format!("{}:8080", server.ipv4()));
@@ -138,7 +142,7 @@ fn a_service_without_the_annotation_stays_plain_tcp() {
         .yaml(),
     )
     .unwrap();
-    let _agent = start(&node, &[]);
+    let _agent = start(&node, AT_ONCE);
 
     let _report: PingPongBench = client
         .lab_pod(&["bench-pingpong", CART, "--seconds", "0.2"])
@@ -146,7 +150,7 @@ fn a_service_without_the_annotation_stays_plain_tcp() {
 
     let counters = &json(&node, &["status"])["counters"];
     assert_eq!(counters["connect_local"], 1);
-    for counter in ["sockets_registered", "sockets_paired", "messages_spliced"] {
+    for counter in ["pairs_registered", "pairs_found", "messages_spliced"] {
         assert_eq!(counters[counter], 0, "{counter}");
     }
 }
@@ -164,7 +168,7 @@ fn loopback_addresses_of_two_pods_are_never_mixed_up() {
         ..Service::default()
     };
     node.write_manifest("cart.yaml", &service.yaml()).unwrap();
-    let _agent = start(&node, &[]);
+    let _agent = start(&node, AT_ONCE);
     let args = |end: &'static str, to: &'static str, seed: &'static str| {
         ["stream", "--bytes", "3000000", "--seed", seed, end, to]
     };
@@ -181,5 +185,5 @@ fn loopback_addresses_of_two_pods_are_never_mixed_up() {
             });
         }
     });
-    assert_eq!(json(&node, &["status"])["counters"]["sockets_paired"], 2);
+    assert_eq!(json(&node, &["status"])["counters"]["pairs_found"], 2);
 }

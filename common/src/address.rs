@@ -20,6 +20,12 @@ pub fn unmapped(address: &[u8; 16]) -> Option<[u8; 4]> {
     (*prefix == MAPPED_PREFIX).then_some([*a, *b, *c, *d])
 }
 
+/// Whether this is an IPv4 address.
+#[inline(always)]
+pub fn is_mapped(address: &[u8; 16]) -> bool {
+    unmapped(address).is_some()
+}
+
 /// Whether this is `127.0.0.0/8` or `::1`.
 #[inline(always)]
 pub fn is_loopback(address: &[u8; 16]) -> bool {

@@ -44,25 +44,30 @@ pub enum Counter {
     PeerNames = 17,
     /// Datagrams received whose source was shown as the ClusterIP.
     SourceNames = 18,
-    /// Sockets registered for splicing.
-    SocketsRegistered = 19,
-    /// Pairs found.
-    SocketsPaired = 20,
-    /// Sockets that could not be registered or inserted.
-    SocketsFailed = 21,
+    /// Connections to an endpoint on this node whose client was registered.
+    PairsRegistered = 19,
+    /// Pairs of which both ends were found.
+    PairsFound = 20,
+    /// Pairs that could not be registered: no room.
+    PairsFailed = 21,
+    /// Pairs put into the map `splice`.
+    Promotions = 22,
+    /// Pairs taken out again.
+    Demotions = 23,
     /// Messages put on the peer's receive queue.
-    MessagesSpliced = 22,
-    /// Messages sent by TCP: the peer has unread TCP bytes.
-    MessagesOrder = 23,
-    /// Messages sent by TCP: the peer reads too slowly.
-    MessagesCredit = 24,
-    /// Messages sent by TCP: no peer, or one that is closing.
-    MessagesNoPeer = 25,
+    MessagesSpliced = 24,
+    /// Messages of promoted pairs that went by TCP.
+    MessagesTcp = 25,
+    /// Directions that sk_msg has given up.
+    Latches = 26,
+    /// Events for which the ring buffer had no room: the agent looks at all
+    /// pairs then.
+    EventsLost = 27,
 }
 
 impl Counter {
     /// All of them, in the order of their index.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::ConnectNode,
         Self::ConnectZone,
         Self::ConnectCluster,
@@ -82,13 +87,15 @@ impl Counter {
         Self::SelfCheck,
         Self::PeerNames,
         Self::SourceNames,
-        Self::SocketsRegistered,
-        Self::SocketsPaired,
-        Self::SocketsFailed,
+        Self::PairsRegistered,
+        Self::PairsFound,
+        Self::PairsFailed,
+        Self::Promotions,
+        Self::Demotions,
         Self::MessagesSpliced,
-        Self::MessagesOrder,
-        Self::MessagesCredit,
-        Self::MessagesNoPeer,
+        Self::MessagesTcp,
+        Self::Latches,
+        Self::EventsLost,
     ];
 
     /// How many there are.
@@ -116,13 +123,15 @@ impl Counter {
             Self::SelfCheck => "self_check",
             Self::PeerNames => "peer_names",
             Self::SourceNames => "source_names",
-            Self::SocketsRegistered => "sockets_registered",
-            Self::SocketsPaired => "sockets_paired",
-            Self::SocketsFailed => "sockets_failed",
+            Self::PairsRegistered => "pairs_registered",
+            Self::PairsFound => "pairs_found",
+            Self::PairsFailed => "pairs_failed",
+            Self::Promotions => "promotions",
+            Self::Demotions => "demotions",
             Self::MessagesSpliced => "messages_spliced",
-            Self::MessagesOrder => "messages_tcp_order",
-            Self::MessagesCredit => "messages_tcp_credit",
-            Self::MessagesNoPeer => "messages_tcp_no_peer",
+            Self::MessagesTcp => "messages_tcp",
+            Self::Latches => "latches",
+            Self::EventsLost => "events_lost",
         }
     }
 }

@@ -21,10 +21,12 @@ mod counter;
 mod datagram;
 mod load;
 mod node;
+mod pair;
 #[cfg(feature = "user")]
 mod pod;
 mod route;
 mod socket;
+mod task;
 
 pub use affinity::{Affinity, AffinityKey};
 pub use choice::{Choice, Source};
@@ -33,8 +35,13 @@ pub use counter::Counter;
 pub use datagram::{Flow, Flows};
 pub use load::LoadKey;
 pub use node::{Clients, Heartbeat, Node};
+pub use pair::{
+    Direction, End, EndKey, EventKind, Mark, Pair, Role, SpliceConfig, SpliceEvent, SpliceMode,
+    SpliceReason, Stage, Wish,
+};
 pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
-pub use socket::{Connection, Role, SocketEntry, SocketKey, UdpClient};
+pub use socket::{Connection, SocketKey, UdpClient};
+pub use task::{EndState, HEADER_BYTES, MAX_TASKS, OWN_NAMESPACE, Operation, Task};
 
 /// Version of the map layouts; part of the pin path.
 pub const LAYOUT_VERSION: u32 = 3;
@@ -81,11 +88,22 @@ pub mod map {
     pub const LOADS: &str = "loads";
     /// Address (16 bytes) → cookie of the network namespace that connects from it.
     pub const NAMESPACES: &str = "namespaces";
-    /// Socket storage: the socket's own [`SocketKey`](crate::SocketKey).
-    pub const SOCKET_KEYS: &str = "socket_keys";
-    /// [`SocketKey`](crate::SocketKey) → [`SocketEntry`](crate::SocketEntry).
-    pub const SOCKETS: &str = "sockets";
-    /// [`SocketKey`](crate::SocketKey) → the socket, for redirection.
+    /// [`SocketKey`](crate::SocketKey) of a client → its cookie, until its server
+    /// has found it.
+    pub const CLIENTS: &str = "clients";
+    /// Socket storage: [`EndKey`](crate::EndKey).
+    pub const ENDS: &str = "ends";
+    /// Cookie of the client's socket (`u64`) → [`Pair`](crate::Pair).
+    pub const PAIRS: &str = "pairs";
+    /// Address (16 bytes) of a pod of this node → its [`Wish`](crate::Wish) (`u32`).
+    pub const WISHES: &str = "splice_wishes";
+    /// One [`SpliceConfig`](crate::SpliceConfig).
+    pub const SPLICE_CONFIG: &str = "splice_config";
+    /// One `u32`: 1 if the operator has switched the splice off.
+    pub const SPLICE_SWITCH: &str = "splice_switch";
+    /// Ring buffer of [`SpliceEvent`](crate::SpliceEvent).
+    pub const SPLICE_EVENTS: &str = "splice_events";
+    /// [`EndKey`](crate::EndKey) → the socket, for redirection.
     pub const SPLICE: &str = "splice";
 }
 
@@ -104,8 +122,14 @@ pub mod capacity {
     pub const LEFT_ALONE: usize = 4_096;
     /// Endpoints on this node of Services that limit their connections.
     pub const LOADS: usize = 16_384;
-    /// Addresses on this node that clients of spliced Services connect from.
+    /// Addresses on this node that are seen to connect or to accept.
     pub const NAMESPACES: usize = 4_096;
-    /// Sockets that are registered for splicing.
-    pub const SOCKETS: usize = 65_536;
+    /// Connections whose ends may be on this node.
+    pub const PAIRS: usize = 65_536;
+    /// Sockets of promoted pairs.
+    pub const SPLICE: usize = 16_384;
+    /// Addresses of pods that have a wish of their own.
+    pub const WISHES: usize = 8_192;
+    /// Bytes of the ring buffer.
+    pub const SPLICE_EVENTS: usize = 1 << 20;
 }

@@ -1,8 +1,8 @@
 //! Lets aya copy the map types to and from the kernel.
 
 use crate::{
-    Affinity, AffinityKey, Heartbeat, LeftAlone, LoadKey, Node, ServiceEntry, ServiceKey,
-    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient,
+    Affinity, AffinityKey, EndKey, Heartbeat, LeftAlone, LoadKey, Node, Pair, ServiceEntry,
+    ServiceKey, ServiceName, Slot, SlotKey, SocketKey, SpliceConfig, SpliceEvent, Task, UdpClient,
 };
 
 macro_rules! pod {
@@ -18,16 +18,20 @@ macro_rules! pod {
 pod!(
     Affinity,
     AffinityKey,
+    EndKey,
     Heartbeat,
     LeftAlone,
     LoadKey,
     Node,
+    Pair,
     ServiceEntry,
     ServiceKey,
     ServiceName,
     Slot,
     SlotKey,
-    SocketEntry,
     SocketKey,
+    SpliceConfig,
+    SpliceEvent,
+    Task,
     UdpClient,
 );

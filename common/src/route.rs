@@ -6,7 +6,7 @@
 
 use core::net::IpAddr;
 
-use crate::{MAX_TIERS, address};
+use crate::{MAX_TIERS, Wish, address};
 
 /// What a client connects to: ClusterIP, port, protocol. Aligned, so that the
 /// programs copy and compare words and not bytes.
@@ -68,6 +68,8 @@ impl Flags {
     /// No endpoint is ready: these still serve while they terminate. Only people
     /// read it.
     pub const TERMINATING: u8 = 1 << 3;
+    /// Never splice connections.
+    pub const NO_SPLICE: u8 = 1 << 4;
 }
 
 /// Key of a [`Slot`].
@@ -186,6 +188,18 @@ impl ServiceEntry {
     #[inline(always)]
     pub const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether connections are to be spliced.
+    #[inline(always)]
+    pub const fn splice(&self) -> Wish {
+        if self.has(Flags::SPLICE) {
+            Wish::On
+        } else if self.has(Flags::NO_SPLICE) {
+            Wish::Off
+        } else {
+            Wish::None
+        }
     }
 
     /// What was preferred.

@@ -1,6 +1,7 @@
-//! Sockets: what the connect hook remembers, and the two ends of a pair.
+//! Sockets: what the connect hook remembers, and by what the two ends of a
+//! connection find each other.
 
-use crate::{ServiceKey, address};
+use crate::{ServiceKey, Wish, address};
 
 /// Socket storage of a client: where it meant to go and where it went.
 #[repr(C)]
@@ -12,7 +13,7 @@ pub struct Connection {
     /// socket's peer is this one.
     endpoint: [u8; 16],
     endpoint_port: [u8; 2],
-    /// 1 if the connection is to be spliced.
+    /// The Service's [`Wish`], and [`NEAR`].
     splice: u8,
     /// 1 if it is in the number that `loads` has for the endpoint.
     pub counted: u8,
@@ -47,42 +48,12 @@ pub struct SocketKey {
     reserved: [u8; 4],
 }
 
-/// One end of a same-node connection.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct SocketEntry {
-    /// Address of the kernel's `struct tcp_sock`, only ever read through
-    /// `bpf_probe_read_kernel`.
-    tcp_sock: u64,
-    /// The same of the peer; 0 until the pair is found.
-    pub peer_tcp_sock: u64,
-    /// Namespace of the peer; 0 until the pair is found.
-    pub peer_netns_cookie: u64,
-    /// Messages that this end put on the peer's receive queue.
-    pub messages: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// The Service port that the client connected to.
-    service: ServiceKey,
-    /// [`Role`] of this end.
-    role: u8,
-    reserved: [u8; 3],
-}
-
-/// Which end of the connection a socket is.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Role {
-    /// It connected.
-    Client = 0,
-    /// It was accepted.
-    Server = 1,
-}
+/// Bit of `Connection::splice`: the endpoint is on this node.
+const NEAR: u8 = 1 << 7;
 
 const _: () = assert!(size_of::<Connection>() == 40 && align_of::<Connection>() == 4);
 const _: () = assert!(size_of::<UdpClient>() == 48 && align_of::<UdpClient>() == 8);
 const _: () = assert!(size_of::<SocketKey>() == 56 && align_of::<SocketKey>() == 8);
-const _: () = assert!(size_of::<SocketEntry>() == 64 && align_of::<SocketEntry>() == 8);
 
 impl Connection {
     /// A connect to `service` that was sent to `endpoint`.
@@ -91,13 +62,14 @@ impl Connection {
         service: ServiceKey,
         endpoint: [u8; 16],
         endpoint_port: [u8; 2],
-        splice: bool,
+        wish: Wish,
+        is_near: bool,
     ) -> Self {
         Self {
             service,
             endpoint,
             endpoint_port,
-            splice: splice as u8,
+            splice: wish as u8 | if is_near { NEAR } else { 0 },
             counted: 0,
         }
     }
@@ -126,10 +98,16 @@ impl Connection {
         self.endpoint == *peer && self.endpoint_port == port
     }
 
-    /// Whether the connection is to be spliced.
+    /// Whether the Service wants its connections spliced.
     #[inline(always)]
-    pub const fn wants_splice(&self) -> bool {
-        self.splice != 0
+    pub const fn wish(&self) -> Wish {
+        Wish::from_u8(self.splice & !NEAR)
+    }
+
+    /// Whether the endpoint is on this node.
+    #[inline(always)]
+    pub const fn is_near(&self) -> bool {
+        self.splice & NEAR != 0
     }
 }
 
@@ -155,6 +133,9 @@ impl UdpClient {
 }
 
 impl SocketKey {
+    /// All zeros.
+    pub const EMPTY: Self = Self::new(0, ([0; 16], [0; 2]), ([0; 16], [0; 2]), 0, 0);
+
     /// See the type for what the sequence numbers are; ports are in network
     /// byte order.
     #[inline(always)]
@@ -207,6 +188,14 @@ impl SocketKey {
         &self.remote
     }
 
+    /// Both ports in one word, as `struct bpf_sock_tuple` has them for a packet to
+    /// this socket: the peer's first, network byte order.
+    #[inline(always)]
+    pub const fn ports(&self) -> u32 {
+        let ([a, b], [c, d]) = (self.remote_port, self.local_port);
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
     /// Own address and port, for people.
     pub fn local_address(&self) -> core::net::SocketAddr {
         (
@@ -223,50 +212,6 @@ impl SocketKey {
             u16::from_be_bytes(self.remote_port),
         )
             .into()
-    }
-}
-
-impl SocketEntry {
-    /// A socket whose peer is not known yet.
-    #[inline(always)]
-    pub const fn new(tcp_sock: u64, service: ServiceKey, role: Role) -> Self {
-        Self {
-            tcp_sock,
-            peer_tcp_sock: 0,
-            peer_netns_cookie: 0,
-            messages: 0,
-            bytes: 0,
-            service,
-            role: role as u8,
-            reserved: [0; 3],
-        }
-    }
-
-    /// Address of the kernel's `struct tcp_sock`.
-    #[inline(always)]
-    pub const fn tcp_sock(&self) -> u64 {
-        self.tcp_sock
-    }
-
-    /// The Service port that the client connected to.
-    #[inline(always)]
-    pub const fn service(&self) -> &ServiceKey {
-        &self.service
-    }
-
-    /// Which end this is.
-    pub const fn role(&self) -> Role {
-        if self.role == Role::Server as u8 {
-            Role::Server
-        } else {
-            Role::Client
-        }
-    }
-
-    /// Whether the peer is known.
-    #[inline(always)]
-    pub const fn is_paired(&self) -> bool {
-        self.peer_tcp_sock != 0
     }
 }
 

@@ -14,7 +14,7 @@ use aya_ebpf::macros::btf_map;
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{
     Choice, Counter, Flags, Heartbeat, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
-    Source, capacity,
+    Source, Wish, capacity,
 };
 
 use crate::{affinity, client, load};
@@ -53,8 +53,8 @@ pub(crate) struct Chosen {
     pub(crate) counter: Counter,
     /// Whether a nearer tier was left out, since it has no room.
     pub(crate) spilled: bool,
-    /// Whether the Service asks for its connections to be spliced.
-    pub(crate) splice: bool,
+    /// Whether the Service wants its connections spliced.
+    pub(crate) splice: Wish,
     /// Whether the endpoint's connections are to be counted.
     pub(crate) counted: bool,
 }
@@ -155,7 +155,7 @@ fn choose_once<const LIMITED: bool>(
         slot,
         counter: source_counter(source),
         spilled: matches!(source, Source::Spilled(_)),
-        splice: entry.has(Flags::SPLICE),
+        splice: entry.splice(),
         counted: limit != 0 && slot.is_local(),
     }))
 }

@@ -77,8 +77,13 @@ fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
         ip: *chosen.slot.address(),
         port: chosen.slot.port(),
     };
-    let splice = chosen.splice && chosen.slot.is_local() && protocol == ServiceKey::TCP;
-    let connection = Connection::new(key, endpoint.ip, endpoint.port, splice);
+    let connection = Connection::new(
+        key,
+        endpoint.ip,
+        endpoint.port,
+        chosen.splice,
+        chosen.slot.is_local(),
+    );
     remember_connection(ctx, connection, chosen.counted)?;
     if protocol == ServiceKey::UDP {
         release::register(ctx, &connection);

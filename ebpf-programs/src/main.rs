@@ -4,7 +4,7 @@
 //! on as it would without shunt, and a [`Counter`](shunt_common::Counter) says
 //! why. The choice is made in one `match` per hook and nowhere else.
 //!
-//! Start at [`connect`]; the splice is [`pairing`] → [`membership`] → [`splice`].
+//! Start at [`connect`]; the splice is [`pairing`] → [`manage`] → [`splice`].
 #![no_std]
 #![no_main]
 // For atomic addition, see `load`: there is no stable way to it on this target.
@@ -21,10 +21,10 @@ mod choose;
 mod client;
 mod load;
 
+mod events;
+mod kernel;
+mod manage;
 mod pairing;
-
-mod membership;
-
 mod splice;
 
 mod count;

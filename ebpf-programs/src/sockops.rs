@@ -9,13 +9,13 @@ use aya_ebpf::programs::SockOpsContext;
 use shunt_common::Counter;
 
 use crate::count::count;
-use crate::{membership, pairing};
+use crate::pairing;
 
 #[sock_ops]
 pub(crate) fn sock_ops(ctx: SockOpsContext) -> u32 {
     match ctx.op() {
-        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => adopt(&ctx, pairing::register_client(&ctx)),
-        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => adopt(&ctx, pairing::register_server(&ctx)),
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => watch(&ctx, pairing::register_client(&ctx)),
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => watch(&ctx, pairing::register_server(&ctx)),
         BPF_SOCK_OPS_STATE_CB if ctx.arg(1) == BPF_TCP_CLOSE => pairing::forget(&ctx),
         _ => {}
     }
@@ -24,21 +24,19 @@ pub(crate) fn sock_ops(ctx: SockOpsContext) -> u32 {
     1
 }
 
-/// Puts a socket that is to be spliced where sk_msg sees it.
+/// Lets the end of a registered socket be seen: without the state callback its
+/// registration would outlive it.
 #[inline(always)]
-fn adopt(ctx: &SockOpsContext, registered: pairing::Outcome) {
-    let key = match registered {
-        Ok(Some(key)) => key,
-        Ok(None) => return,
-        Err(pairing::Failed) => return count(Counter::SocketsFailed),
-    };
-    // Without the state callback the registration would outlive the socket.
-    let flags = ctx.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG;
-    let watched = ctx.set_cb_flags(flags.cast_signed()).is_ok();
-    if watched && membership::insert(ctx, key).is_ok() {
-        count(Counter::SocketsRegistered);
-    } else {
-        pairing::forget(ctx);
-        count(Counter::SocketsFailed);
+fn watch(ctx: &SockOpsContext, registered: Result<bool, pairing::Failed>) {
+    match registered {
+        Ok(false) => {}
+        Ok(true) => {
+            let flags = ctx.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG;
+            if ctx.set_cb_flags(flags.cast_signed()).is_err() {
+                pairing::forget(ctx);
+                count(Counter::PairsFailed);
+            }
+        }
+        Err(pairing::Failed) => count(Counter::PairsFailed),
     }
 }

@@ -31,6 +31,7 @@ use crate::cleanup::{self, Cleaner};
 use crate::diff::diff;
 use crate::model::Object;
 use crate::plan::{Policy, opted_out, plan};
+use crate::splice::{Follower, Settings, StartError};
 use crate::state::{Event, State};
 use crate::watch::{self, Source, SourceHealth, WatchError};
 
@@ -62,6 +63,8 @@ pub struct Config {
     pub metrics_address: Option<SocketAddr>,
     /// Whether the connects of the host's own processes are translated.
     pub host_processes: bool,
+    /// What to splice.
+    pub splice: Settings,
     /// The programs pass everything once the heartbeat is older than this.
     pub stale_after: Duration,
 }
@@ -97,6 +100,9 @@ pub enum AgentError {
     /// No thread can be had.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
+    /// Pairs can't be followed.
+    #[error(transparent)]
+    Splice(#[from] StartError),
     /// The source of objects ended.
     #[error(transparent)]
     Watch(#[from] WatchError),
@@ -174,6 +180,8 @@ struct Agent<'a> {
     applier: Applier,
     /// `None` if this kernel can't destroy sockets.
     cleaner: Option<Cleaner>,
+    /// `None` before the programs are attached, or where nothing can be spliced.
+    follower: Option<Follower>,
     state: State,
     attached: bool,
     started: Instant,
@@ -226,6 +234,7 @@ impl<'a> Agent<'a> {
             loaded,
             maps,
             applier,
+            follower: None,
             state: State::default(),
             attached: false,
             started: now,
@@ -393,6 +402,14 @@ impl<'a> Agent<'a> {
                 "ready: the table is written, the programs are attached and see connects"
             ),
             Err(error) => error!(error = %chain(&error), "the self-check failed"),
+        }
+        if matches!(self.loaded.splicing(), Splicing::Available(_)) {
+            let manage = self.loaded.manage()?;
+            self.follower = Some(Follower::start(
+                &self.config.pins,
+                manage,
+                self.config.splice,
+            )?);
         }
         for other in self.config.pins.others() {
             retire_layout(&other);

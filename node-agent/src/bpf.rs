@@ -15,7 +15,12 @@ mod client;
 mod features;
 mod inspect;
 mod loader;
+mod manage;
 mod maps;
+mod namespaces;
+mod netns_id;
+mod offsets;
+mod pidfd;
 mod pins;
 mod pod_cgroups;
 mod self_check;
@@ -23,13 +28,16 @@ mod sys;
 
 pub use cgroup::{Cgroup, CgroupError};
 pub use client::{Client, ClientError};
-pub use features::{
-    Features, MissingFeature, Offsets, Splicing, check_privileges, may_enter_namespaces,
-};
+pub use features::{Features, MissingFeature, Splicing, check_privileges, may_enter_namespaces};
 pub use inspect::{Attachment, ProgramState, cgroup_path, programs};
 pub use loader::{LoadError, Loaded, Loader};
-pub use maps::{Fill, KernelMaps, ReadError, UdpClients, splice_members};
+pub use manage::Manage;
+pub use maps::{Fill, KernelMaps, Pairs, ReadError, UdpClients, splice_events, splice_members};
+pub use namespaces::visit_namespaces;
+pub use netns_id::namespace_ids;
+pub use offsets::Offsets;
+pub use pidfd::{PidFd, touch_low_water};
 pub use pins::{Pins, PinsError, PinsLock};
 pub use pod_cgroups::{PodCgroups, pod_cgroup, uid_in};
 pub use self_check::{SelfCheckError, self_check};
-pub use sys::netns_cookie_of;
+pub use sys::{netns_cookie as own_netns_cookie, netns_cookie_of};

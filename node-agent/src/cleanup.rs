@@ -18,7 +18,6 @@
 //! - The agent never waits for any of this: it has a thread of its own.
 
 mod diag;
-mod namespaces;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,7 +32,7 @@ use shunt_common::{Connection, UdpClient, address};
 use tracing::{debug, info, warn};
 
 use crate::apply::frontend;
-use crate::bpf::{UdpClients, may_enter_namespaces};
+use crate::bpf::{UdpClients, may_enter_namespaces, visit_namespaces};
 use crate::serving::{Serving, ServingHistory};
 use crate::state::State;
 use crate::tables::Frontend;
@@ -231,7 +230,7 @@ impl<'a> Search<'a> {
         // goes on would keep it, and the links of its pod, from going away.
         thread::scope(|scope| {
             scope.spawn(|| {
-                let failures = namespaces::visit(|| {
+                let failures = visit_namespaces(|| {
                     swept.namespaces += 1;
                     self.look_here(&mut swept.destroyed)
                 });
@@ -302,7 +301,7 @@ fn os(errno: Errno) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use shunt_common::ServiceKey;
+    use shunt_common::{ServiceKey, Wish};
 
     use super::*;
 
@@ -319,7 +318,13 @@ mod tests {
         ] {
             let [sent, peer] = [sent, peer].map(|it| it.parse::<SocketAddr>().unwrap());
             let port = sent.port().to_be_bytes();
-            let connection = Connection::new(service, address::from_ip(sent.ip()), port, false);
+            let connection = Connection::new(
+                service,
+                address::from_ip(sent.ip()),
+                port,
+                Wish::None,
+                false,
+            );
             let client = UdpClient::new(1, connection);
             let socket = UdpSocket::connected_to(peer);
             assert_eq!(is_connected(&socket, &client), expected, "{sent} {peer}");

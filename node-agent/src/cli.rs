@@ -6,6 +6,7 @@ mod plan;
 mod routes;
 mod sockets;
 mod source;
+mod splice;
 mod status;
 mod uninstall;
 
@@ -32,6 +33,7 @@ enum Command {
     Plan(plan::PlanArgs),
     Routes(routes::RoutesArgs),
     Sockets(sockets::SocketsArgs),
+    Splice(splice::SpliceArgs),
     Status(status::StatusArgs),
     Uninstall(uninstall::UninstallArgs),
 }
@@ -75,6 +77,7 @@ impl Cli {
             Command::Plan(args) => plan::plan(args),
             Command::Routes(args) => routes::routes(&args),
             Command::Sockets(args) => sockets::sockets(&args),
+            Command::Splice(args) => splice::splice(&args),
             Command::Status(args) => status::status(&args),
             Command::Uninstall(args) => uninstall::uninstall(&args),
         }

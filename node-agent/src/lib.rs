@@ -16,6 +16,7 @@ pub mod diff;
 pub mod apply;
 pub mod bpf;
 pub mod cleanup;
+pub mod splice;
 
 pub mod admin;
 pub mod agent;

@@ -95,23 +95,47 @@ const NAMES_SHOWN: Family = Family {
     help: "Calls that were answered with the ClusterIP instead of the endpoint",
     label: "call",
 };
-const SOCKETS: Family = Family {
-    name: "spliceable_sockets",
-    help: "Sockets to be spliced, by what became of them",
+const PAIRS: Family = Family {
+    name: "pairs",
+    help: "Connections within this node that may be spliced, by what became of them",
     label: "result",
 };
+const PROMOTIONS: Family = Family {
+    name: "promotions",
+    help: "Connections that were put into the splice",
+    label: "",
+};
+const DEMOTIONS: Family = Family {
+    name: "demotions",
+    help: "Connections that were taken back to TCP",
+    label: "",
+};
+const LATCHES: Family = Family {
+    name: "latches",
+    help: "Directions of connections that the kernel's side of the splice gave up",
+    label: "",
+};
+const EVENTS_LOST: Family = Family {
+    name: "events_lost",
+    help: "Events of the splice for which there was no room",
+    label: "",
+};
 const MESSAGES: Family = Family {
-    name: "spliceable_messages",
-    help: "Messages of spliced sockets, by the way that they took and why",
+    name: "messages",
+    help: "Messages of promoted connections, by the way that they took",
     label: "way",
 };
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 11] = [
     CONNECTS,
     LOCAL_CONNECTS,
     SPILLED_CONNECTS,
     SELF_CHECKS,
     NAMES_SHOWN,
-    SOCKETS,
+    PAIRS,
+    PROMOTIONS,
+    DEMOTIONS,
+    LATCHES,
+    EVENTS_LOST,
     MESSAGES,
 ];
 
@@ -137,13 +161,15 @@ fn member(counter: Counter) -> (&'static str, &'static str) {
         Counter::SelfCheck => (SELF_CHECKS.name, ""),
         Counter::PeerNames => (NAMES_SHOWN.name, "getpeername"),
         Counter::SourceNames => (NAMES_SHOWN.name, "recvmsg"),
-        Counter::SocketsRegistered => (SOCKETS.name, "registered"),
-        Counter::SocketsPaired => (SOCKETS.name, "paired"),
-        Counter::SocketsFailed => (SOCKETS.name, "failed"),
+        Counter::PairsRegistered => (PAIRS.name, "registered"),
+        Counter::PairsFound => (PAIRS.name, "found"),
+        Counter::PairsFailed => (PAIRS.name, "failed"),
+        Counter::Promotions => (PROMOTIONS.name, ""),
+        Counter::Demotions => (DEMOTIONS.name, ""),
+        Counter::Latches => (LATCHES.name, ""),
+        Counter::EventsLost => (EVENTS_LOST.name, ""),
         Counter::MessagesSpliced => (MESSAGES.name, "spliced"),
-        Counter::MessagesOrder => (MESSAGES.name, "tcp_order"),
-        Counter::MessagesCredit => (MESSAGES.name, "tcp_credit"),
-        Counter::MessagesNoPeer => (MESSAGES.name, "tcp_no_peer"),
+        Counter::MessagesTcp => (MESSAGES.name, "tcp"),
     }
 }
 

@@ -54,6 +54,7 @@ struct Type {
 struct Member {
     name: u32,
     type_id: u32,
+    /// Of an enum's member, its value.
     offset_bits: u32,
 }
 
@@ -115,6 +116,17 @@ impl Btf {
         } else {
             Err(unknown())
         }
+    }
+
+    /// The value of a member of an enum.
+    pub(super) fn enumerator(&self, enumeration: &str, name: &str) -> Result<u32, BtfError> {
+        let of_name = |typ: &&Type| typ.kind == KIND_ENUM && self.text(typ.name) == enumeration;
+        let typ = self.types.iter().find(of_name);
+        let mut members = typ.iter().flat_map(|typ| &typ.members);
+        members
+            .find(|member| self.text(member.name) == name)
+            .map(|member| member.offset_bits)
+            .ok_or_else(|| BtfError::NoField(format!("{enumeration}.{name}")))
     }
 
     /// Bit offset and type of a member, also one of an anonymous member.
@@ -188,7 +200,17 @@ impl Type {
             }
             KIND_INT | KIND_VAR | KIND_DECL_TAG => words.skip(1)?,
             KIND_ARRAY => words.skip(3)?,
-            KIND_ENUM | KIND_FUNC_PROTO => words.skip(2 * count)?,
+            KIND_ENUM => {
+                for _ in 0..count {
+                    let [name, value] = words.take()?;
+                    members.push(Member {
+                        name,
+                        type_id: 0,
+                        offset_bits: value,
+                    });
+                }
+            }
+            KIND_FUNC_PROTO => words.skip(2 * count)?,
             KIND_DATASEC | KIND_ENUM64 => words.skip(3 * count)?,
             _ => {}
         }

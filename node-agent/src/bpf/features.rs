@@ -7,7 +7,7 @@ use aya::programs::ProgramType;
 use aya::sys::{is_map_supported, is_program_supported};
 use nix::unistd::Uid;
 
-use super::btf::{Btf, BtfError};
+use super::offsets::Offsets;
 
 /// The result of the probes.
 #[derive(Clone, Debug)]
@@ -20,21 +20,8 @@ pub struct Features {
     pub sock_ops: bool,
     /// Programs of type sk_msg and the map that they work on.
     pub sk_msg: bool,
-    /// Offsets in `struct tcp_sock`, or why they are not known.
+    /// Offsets in the kernel's structs, or why they are not known.
     pub offsets: Result<Offsets, String>,
-}
-
-/// Offsets in the kernel's `struct tcp_sock`, in bytes.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Offsets {
-    /// `write_seq`.
-    pub write_seq: u32,
-    /// `copied_seq`.
-    pub copied_seq: u32,
-    /// `sk_backlog.rmem_alloc` of the `sock` that it begins with.
-    pub rmem_alloc: u32,
-    /// `sk_shutdown` of the same.
-    pub shutdown: u32,
 }
 
 /// Whether connections can be spliced.
@@ -80,7 +67,7 @@ impl Features {
             socket_storage: map(MapType::SkStorage),
             sock_ops: program(ProgramType::SockOps),
             sk_msg: program(ProgramType::SkMsg) && map(MapType::SockHash),
-            offsets: offsets().map_err(|error| error.to_string()),
+            offsets: Offsets::of_kernel().map_err(|error| error.to_string()),
         }
     }
 
@@ -115,7 +102,7 @@ impl Features {
             return Splicing::Unavailable(reason.to_owned());
         }
         match &self.offsets {
-            Ok(offsets) => Splicing::Available(*offsets),
+            Ok(offsets) => Splicing::Available(offsets.clone()),
             Err(reason) => Splicing::Unavailable(reason.clone()),
         }
     }
@@ -159,25 +146,13 @@ fn effective_capabilities(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-fn offsets() -> Result<Offsets, BtfError> {
-    let btf = Btf::of_kernel()?;
-    Ok(Offsets {
-        write_seq: btf.offset("tcp_sock", "write_seq")?,
-        copied_seq: btf.offset("tcp_sock", "copied_seq")?,
-        rmem_alloc: btf.offset("sock", "sk_backlog.rmem_alloc")?,
-        shutdown: btf.offset("sock", "sk_shutdown")?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const OFFSETS: Offsets = Offsets {
-        write_seq: 1,
-        copied_seq: 2,
-        rmem_alloc: 3,
-        shutdown: 4,
+        fields: Vec::new(),
+        zero_copy_flag: 0,
     };
 
     fn all() -> Features {

@@ -10,12 +10,13 @@ use aya::programs::links::FdLink;
 use aya::programs::{CgroupAttachMode, Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use shunt_common::{
-    Affinity, AffinityKey, Connection, Flows, Heartbeat, LeftAlone, LoadKey, Node, ServiceEntry,
-    ServiceKey, ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient, map,
+    Affinity, AffinityKey, Connection, EndKey, Flows, Heartbeat, LeftAlone, LoadKey, Node, Pair,
+    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketKey, SpliceConfig, UdpClient, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
 use super::features::{Features, MissingFeature, Splicing};
+use super::manage::Manage;
 use super::pins::Pins;
 use super::sys;
 
@@ -57,8 +58,11 @@ pub(super) const PROGRAMS: [ProgramRow; 11] = [
     routing("connect6"),
 ];
 
+/// Run by the agent, and attached to nothing.
+const MANAGE: &str = "manage";
+
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 16] = [
+const MAPS: [(&str, usize, usize); 21] = [
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -84,13 +88,14 @@ const MAPS: [(&str, usize, usize); 16] = [
     (map::LEFT_ALONE, size_of::<u64>(), size_of::<LeftAlone>()),
     (map::LOADS, size_of::<LoadKey>(), size_of::<u64>()),
     (map::NAMESPACES, 16, size_of::<u64>()),
-    (map::SOCKET_KEYS, 4, size_of::<SocketKey>()),
-    (
-        map::SOCKETS,
-        size_of::<SocketKey>(),
-        size_of::<SocketEntry>(),
-    ),
-    (map::SPLICE, size_of::<SocketKey>(), 4),
+    (map::CLIENTS, size_of::<SocketKey>(), size_of::<u64>()),
+    (map::ENDS, 4, size_of::<EndKey>()),
+    (map::PAIRS, size_of::<u64>(), size_of::<Pair>()),
+    (map::WISHES, 16, size_of::<u32>()),
+    (map::SPLICE_CONFIG, 4, size_of::<SpliceConfig>()),
+    (map::SPLICE_SWITCH, 4, size_of::<u32>()),
+    (map::SPLICE_EVENTS, 0, 0),
+    (map::SPLICE, size_of::<EndKey>(), 4),
 ];
 
 /// Loads the programs of one node.
@@ -196,24 +201,16 @@ impl<'a> Loader<'a> {
     fn load_object(&self, can_refuse: bool, splicing: &Splicing) -> Result<Ebpf, LoadError> {
         let can_refuse = u8::from(can_refuse);
         let host_netns = sys::netns_cookie().unwrap_or(0);
-        let offsets = match splicing {
-            Splicing::Available(offsets) => [
-                offsets.write_seq,
-                offsets.copied_seq,
-                offsets.rmem_alloc,
-                offsets.shutdown,
-            ],
-            Splicing::Unavailable(_) => [0; 4],
-        };
-        let [write_seq, copied_seq, rmem_alloc, shutdown] = &offsets;
         let mut loader = EbpfLoader::new();
         loader
             .override_global("CAN_REFUSE", &can_refuse, true)
-            .override_global("HOST_NETNS", &host_netns, true)
-            .override_global("OFFSET_WRITE_SEQ", write_seq, true)
-            .override_global("OFFSET_COPIED_SEQ", copied_seq, true)
-            .override_global("OFFSET_RMEM_ALLOC", rmem_alloc, true)
-            .override_global("OFFSET_SHUTDOWN", shutdown, true);
+            .override_global("HOST_NETNS", &host_netns, true);
+        if let Splicing::Available(offsets) = splicing {
+            loader.override_global("ZERO_COPY_FLAG", &offsets.zero_copy_flag, true);
+            for (global, offset) in &offsets.fields {
+                loader.override_global(global, offset, true);
+            }
+        }
         for (name, _, _) in MAPS {
             loader.map_pin_path(name, self.pins.map(name));
         }
@@ -251,6 +248,16 @@ impl Loaded {
     /// Whether the host's network namespace is known.
     pub fn knows_host(&self) -> bool {
         sys::netns_cookie().is_ok()
+    }
+
+    /// The program that does what the agent asks for with pairs.
+    pub fn manage(&self) -> Result<Manage, LoadError> {
+        let Some(Program::SchedClassifier(program)) = self.ebpf.program(MANAGE) else {
+            return Err(LoadError::Absent(MANAGE));
+        };
+        let program = program.fd().and_then(|fd| Ok(fd.try_clone()?));
+        let program = program.map_err(|source| refused(MANAGE, source))?;
+        Ok(Manage::new(program))
     }
 
     /// Attaches every program below `cgroup` and pins its link; in links that
@@ -297,7 +304,7 @@ impl Loaded {
             .ebpf
             .map(map::SPLICE)
             .ok_or(LoadError::Absent(map::SPLICE))?;
-        let map = SockHash::<_, SocketKey>::try_from(map)
+        let map = SockHash::<_, EndKey>::try_from(map)
             .map_err(|error| LoadError::Object(error.into()))?;
         let failed = |source| LoadError::Link {
             action: "make",
@@ -324,7 +331,9 @@ fn load_splice_programs(ebpf: &mut Ebpf) -> Result<(), LoadError> {
     PROGRAMS
         .iter()
         .filter(|row| row.for_splicing)
-        .try_for_each(|row| load_program(ebpf, row.name))
+        .map(|row| row.name)
+        .chain([MANAGE])
+        .try_for_each(|name| load_program(ebpf, name))
 }
 
 fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
@@ -333,6 +342,7 @@ fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
         Program::CgroupSock(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SkMsg(program) => program.load(),
+        Program::SchedClassifier(program) => program.load(),
         _ => return Err(LoadError::Absent(name)),
     };
     loaded.map_err(|source| refused(name, source))

@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use aya::Pod;
-use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, SockHash};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf, SockHash};
 use shunt_common::{
-    Affinity, AffinityKey, Counter, Heartbeat, LeftAlone, LoadKey, Node, ServiceEntry, ServiceKey,
-    ServiceName, Slot, SlotKey, SocketEntry, SocketKey, UdpClient, capacity, map,
+    Affinity, AffinityKey, Counter, EndKey, Heartbeat, LeftAlone, LoadKey, Node, Pair,
+    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SpliceConfig, UdpClient, capacity, map,
 };
 
 use super::pins::Pins;
@@ -34,8 +34,8 @@ pub struct KernelMaps {
     affinity: HashMap<MapData, AffinityKey, Affinity>,
     left_alone: HashMap<MapData, u64, LeftAlone>,
     loads: HashMap<MapData, LoadKey, u64>,
-    sockets: HashMap<MapData, SocketKey, SocketEntry>,
-    splice: SockHash<MapData, SocketKey>,
+    pairs: Pairs,
+    splice: SockHash<MapData, EndKey>,
 }
 
 /// How full a map is.
@@ -86,7 +86,74 @@ impl UdpClients {
     }
 }
 
-fn members(splice: &SockHash<MapData, SocketKey>) -> Result<usize, ReadError> {
+/// The maps of the splice.
+pub struct Pairs {
+    pairs: HashMap<MapData, u64, Pair>,
+    config: Array<MapData, SpliceConfig>,
+    switch: Array<MapData, u32>,
+    counters: PerCpuArray<MapData, u64>,
+}
+
+impl Pairs {
+    /// Opens the pinned maps.
+    pub fn open(pins: &Pins) -> Result<Self, ReadError> {
+        Ok(Self {
+            pairs: open(pins, map::PAIRS, Map::HashMap)?,
+            config: open(pins, map::SPLICE_CONFIG, Map::Array)?,
+            switch: open(pins, map::SPLICE_SWITCH, Map::Array)?,
+            counters: open(pins, map::COUNTERS, Map::PerCpuArray)?,
+        })
+    }
+
+    /// All of them, by the cookie of the client's socket.
+    pub fn all(&self) -> Result<BTreeMap<u64, Pair>, ReadError> {
+        let cookies = keys(self.pairs.keys(), map::PAIRS)?;
+        let pair = |cookie| Some((cookie, self.get(cookie)?));
+        Ok(cookies.into_iter().filter_map(pair).collect())
+    }
+
+    /// One, if it is still there.
+    pub fn get(&self, cookie: u64) -> Option<Pair> {
+        self.pairs.get(&cookie, 0).ok()
+    }
+
+    /// Tells the programs what the agent wants.
+    pub fn configure(&mut self, config: SpliceConfig) -> Result<(), WriteError> {
+        self.config
+            .set(0, config, 0)
+            .map_err(writing(map::SPLICE_CONFIG))
+    }
+
+    /// How many events the ring buffer had no room for.
+    pub fn events_lost(&self) -> Result<u64, ReadError> {
+        sum(&self.counters, Counter::EventsLost)
+    }
+
+    /// Whether the operator has switched the splice off.
+    pub fn is_switched_off(&self) -> Result<bool, ReadError> {
+        let value = self.switch.get(&0, 0);
+        Ok(value.map_err(reading(map::SPLICE_SWITCH))? != 0)
+    }
+
+    /// Switches it off or on.
+    pub fn switch(&mut self, off: bool) -> Result<(), WriteError> {
+        self.switch
+            .set(0, u32::from(off), 0)
+            .map_err(writing(map::SPLICE_SWITCH))
+    }
+}
+
+fn sum(counters: &PerCpuArray<MapData, u64>, counter: Counter) -> Result<u64, ReadError> {
+    let values = counters.get(&(counter as u32), 0);
+    Ok(values.map_err(reading(map::COUNTERS))?.iter().sum())
+}
+
+/// The ring buffer in which the programs tell of pairs.
+pub fn splice_events(pins: &Pins) -> Result<RingBuf<MapData>, ReadError> {
+    open(pins, map::SPLICE_EVENTS, Map::RingBuf)
+}
+
+fn members(splice: &SockHash<MapData, EndKey>) -> Result<usize, ReadError> {
     Ok(keys(splice.keys(), map::SPLICE)?.len())
 }
 
@@ -105,7 +172,7 @@ impl KernelMaps {
             affinity: open(pins, map::AFFINITY, Map::LruHashMap)?,
             left_alone: open(pins, map::LEFT_ALONE, Map::HashMap)?,
             loads: open(pins, map::LOADS, Map::HashMap)?,
-            sockets: open(pins, map::SOCKETS, Map::HashMap)?,
+            pairs: Pairs::open(pins)?,
             splice: open(pins, map::SPLICE, Map::SockHash)?,
         })
     }
@@ -167,11 +234,7 @@ impl KernelMaps {
     pub fn counters(&self) -> Result<[u64; Counter::COUNT], ReadError> {
         let mut sums = [0; Counter::COUNT];
         for counter in Counter::ALL {
-            let values = self
-                .counters
-                .get(&(counter as u32), 0)
-                .map_err(reading(map::COUNTERS))?;
-            sums[counter as usize] = values.iter().sum();
+            sums[counter as usize] = sum(&self.counters, counter)?;
         }
         Ok(sums)
     }
@@ -200,13 +263,20 @@ impl KernelMaps {
         ignore_absent(self.loads.remove(key)).map_err(writing(map::LOADS))
     }
 
-    /// All registered sockets.
-    pub fn sockets(&self) -> Result<Vec<(SocketKey, SocketEntry)>, ReadError> {
-        let keys = keys(self.sockets.keys(), map::SOCKETS)?;
-        Ok(keys
-            .into_iter()
-            .filter_map(|key| Some((key, self.sockets.get(&key, 0).ok()?)))
-            .collect())
+    /// Connections whose ends may both be on this node, by the cookie of the
+    /// client's socket.
+    pub fn pairs(&self) -> Result<BTreeMap<u64, Pair>, ReadError> {
+        self.pairs.all()
+    }
+
+    /// Whether the operator has switched the splice off.
+    pub fn is_switched_off(&self) -> Result<bool, ReadError> {
+        self.pairs.is_switched_off()
+    }
+
+    /// Switches the splice off or on.
+    pub fn switch(&mut self, off: bool) -> Result<(), WriteError> {
+        self.pairs.switch(off)
     }
 
     /// The endpoint that a client keeps to, if it does. Looking does not count as
@@ -244,14 +314,14 @@ impl KernelMaps {
         let slots = count::<SlotKey, Slot>(pins, map::SLOTS)?;
         let left_alone = count::<u64, LeftAlone>(pins, map::LEFT_ALONE)?;
         let loads = count::<LoadKey, u64>(pins, map::LOADS)?;
-        let sockets = count::<SocketKey, SocketEntry>(pins, map::SOCKETS)?;
+        let pairs = count::<u64, Pair>(pins, map::PAIRS)?;
         Ok(vec![
             fill(map::SERVICES, services, capacity::SERVICES),
             fill(map::SLOTS, slots, capacity::SLOTS),
             fill(map::LEFT_ALONE, left_alone, capacity::LEFT_ALONE),
             fill(map::LOADS, loads, capacity::LOADS),
-            fill(map::SOCKETS, sockets, capacity::SOCKETS),
-            fill(map::SPLICE, members(&self.splice)?, capacity::SOCKETS),
+            fill(map::PAIRS, pairs, capacity::PAIRS),
+            fill(map::SPLICE, members(&self.splice)?, capacity::SPLICE),
         ])
     }
 

@@ -24,7 +24,7 @@ pub(super) struct LinkInfo {
 
 /// Cookie of this thread's network namespace: the host's, where the agent is
 /// meant to run.
-pub(super) fn netns_cookie() -> io::Result<u64> {
+pub fn netns_cookie() -> io::Result<u64> {
     netns_cookie_of(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?.as_fd())
 }
 
@@ -157,6 +157,19 @@ pub(super) fn attached_programs(target: BorrowedFd<'_>, attach_type: u32) -> io:
     // is the same integer under another name.
     let count = unsafe { attr.query.__bindgen_anon_2.prog_cnt };
     Ok(ids[..ids.len().min(count as usize)].to_vec())
+}
+
+/// Runs a program `repeat` times on a packet, which it may change in place.
+pub(super) fn test_run(program: BorrowedFd<'_>, packet: &mut [u8], repeat: u32) -> io::Result<()> {
+    let length = u32::try_from(packet.len()).map_err(io::Error::other)?;
+    let mut attr = zeroed();
+    attr.test.prog_fd = program.as_raw_fd().cast_unsigned();
+    attr.test.data_in = packet.as_ptr() as u64;
+    attr.test.data_size_in = length;
+    attr.test.data_out = packet.as_mut_ptr() as u64;
+    attr.test.data_size_out = length;
+    attr.test.repeat = repeat;
+    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr).map(drop)
 }
 
 fn zeroed() -> bpf_attr {

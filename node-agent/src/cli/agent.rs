@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
+use shunt_common::SpliceMode;
 
 use super::PinsArgs;
 use crate::agent::{Config, run};
 use crate::plan::Policy;
+use crate::splice::Settings;
 use crate::tables::Prefer;
 use crate::watch::Source;
 
@@ -34,6 +36,24 @@ pub(super) struct AgentArgs {
     /// its own network namespace, pods with hostNetwork among them.
     #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON|OFF")]
     host_processes: Switch,
+    /// Which connections within this node are spliced: none; those of Services and
+    /// pods that ask for it; or all but those of Services and pods that do not
+    /// want it.
+    #[arg(long, value_enum, default_value_t)]
+    splice: Splice,
+    /// Splice connections that are older than this.
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = humantime::parse_duration)]
+    splice_after: Duration,
+    /// Bytes that the readers of all spliced connections together may hold unread,
+    /// in MiB. What has no room stays with TCP.
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
+    splice_memory: u64,
+    /// Connections that may be spliced at once.
+    #[arg(long, value_name = "COUNT", default_value_t = 4096)]
+    splice_max_pairs: usize,
+    /// Connections that may become spliced in a second.
+    #[arg(long, value_name = "COUNT", default_value_t = 1000)]
+    splice_rate: u32,
     /// Leave every connect to kube-proxy once the agent has been silent for
     /// this long.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
@@ -53,6 +73,25 @@ enum Switch {
     Off,
 }
 
+/// Which connections are spliced.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
+enum Splice {
+    Off,
+    #[default]
+    OptIn,
+    Auto,
+}
+
+impl Splice {
+    const fn mode(self) -> SpliceMode {
+        match self {
+            Self::Off => SpliceMode::Off,
+            Self::OptIn => SpliceMode::OptIn,
+            Self::Auto => SpliceMode::Auto,
+        }
+    }
+}
+
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn agent(args: AgentArgs) -> Result<()> {
     let source = args.from.map_or(Source::Kubernetes, Source::Folder);
@@ -63,6 +102,13 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
             prefer: args.prefer,
         },
         host_processes: args.host_processes == Switch::On,
+        splice: Settings {
+            mode: args.splice.mode(),
+            after: args.splice_after,
+            memory: args.splice_memory << 20,
+            max_pairs: args.splice_max_pairs,
+            rate: args.splice_rate,
+        },
         cgroup: args.cgroup,
         pins: args.pins.pins(),
         metrics_address: args.metrics_addr,

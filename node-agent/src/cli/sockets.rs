@@ -1,19 +1,17 @@
 //! `shunt sockets`.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use shunt_common::{Role, ServiceKey, SocketEntry, SocketKey, address};
+use shunt_common::{Direction, End, Pair, ServiceKey, SpliceReason, address};
 
 use super::{Output, PinsArgs, print};
 use crate::bpf::{KernelMaps, check_privileges};
 use crate::report::plain_table;
 
-/// Same-node connections of the Services that are spliced, and whether they
-/// are.
+/// Connections within this node, whether they are spliced, and if not, why.
 #[derive(Args, Debug)]
 pub(super) struct SocketsArgs {
     /// How to print it.
@@ -26,39 +24,50 @@ pub(super) struct SocketsArgs {
 /// The JSON form.
 #[derive(Debug, Serialize)]
 struct SocketsReport {
-    sockets: Vec<Pair>,
+    sockets: Vec<Row>,
 }
 
 /// One connection.
 #[derive(Debug, Serialize)]
-struct Pair {
+struct Row {
     client: SocketAddr,
     server: SocketAddr,
-    /// `namespace/service:port`; the ClusterIP if the name is gone.
-    service: String,
-    cluster_ip: IpAddr,
-    state: PairState,
-    /// Whether bytes have gone past TCP.
-    spliced: bool,
+    /// `namespace/service:port`; the ClusterIP if the name is gone; nothing if the
+    /// client did not connect to a Service.
+    service: Option<String>,
+    cluster_ip: Option<IpAddr>,
+    state: State,
+    /// Why it is not spliced, or not any more.
+    reason: Option<&'static str>,
+    /// How often it was put into the splice.
+    promotions: u8,
     to_server: Flow,
     to_client: Flow,
 }
 
 /// How far a connection has come.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum PairState {
+enum State {
     /// The client's socket is known; its peer was not found, or is not yet up.
     Registered,
-    /// Both sockets are known.
+    /// Both sockets are known, and all goes by TCP.
     Paired,
+    /// The sockets can be redirected to.
+    Promoted,
+    /// On the way back to TCP.
+    Demoting,
 }
 
-/// What went past TCP in one direction.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+/// One direction.
+#[derive(Clone, Copy, Debug, Serialize)]
 struct Flow {
+    /// Whether all messages are put on the peer's receive queue.
+    spliced: bool,
     messages: u64,
     bytes: u64,
+    /// Messages by TCP while the connection was promoted.
+    messages_tcp: u64,
 }
 
 pub(super) fn sockets(args: &SocketsArgs) -> Result<()> {
@@ -66,50 +75,64 @@ pub(super) fn sockets(args: &SocketsArgs) -> Result<()> {
     let pins = args.pins.pins();
     pins.require()?;
     let maps = KernelMaps::open(&pins)?;
-    let report = SocketsReport {
-        sockets: pairs(&maps.sockets()?, |key| name(&maps, key)),
-    };
+    let pairs = maps.pairs()?;
+    let mut sockets: Vec<_> = pairs
+        .values()
+        .map(|pair| row(pair, |key| name(&maps, key)))
+        .collect();
+    sockets.sort_by_key(|row| (row.client, row.server));
+    let report = SocketsReport { sockets };
     match args.output {
         Output::Json => print(&serde_json::to_string_pretty(&report)?),
         Output::Table | Output::Wide => print(&table(&report)),
     }
 }
 
-/// One row for each client; a server whose client is gone is about to close.
-fn pairs(sockets: &[(SocketKey, SocketEntry)], name: impl Fn(&ServiceKey) -> String) -> Vec<Pair> {
-    let by_key: BTreeMap<_, _> = sockets.iter().map(|(key, entry)| (*key, entry)).collect();
-    let pair = |(key, entry): &(SocketKey, SocketEntry)| {
-        let server = by_key.get(&key.peer(entry.peer_netns_cookie));
-        let to_server = flow(entry);
-        let to_client = server.map_or_else(Flow::default, |entry| flow(entry));
-        Pair {
-            client: key.local_address(),
-            server: key.remote_address(),
-            service: name(entry.service()),
-            cluster_ip: address::to_ip(entry.service().address()),
-            state: if entry.is_paired() {
-                PairState::Paired
-            } else {
-                PairState::Registered
-            },
-            spliced: to_server.messages + to_client.messages > 0,
-            to_server,
-            to_client,
-        }
+fn row(pair: &Pair, name: impl Fn(&ServiceKey) -> String) -> Row {
+    let to_server = pair.client.direction(&pair.server);
+    let to_client = pair.server.direction(&pair.client);
+    let is = |direction| to_server == direction || to_client == direction;
+    let state = if !pair.is_complete() {
+        State::Registered
+    } else if is(Direction::Latched) || is(Direction::Frozen) {
+        State::Demoting
+    } else if is(Direction::Member) || is(Direction::Engaged) {
+        State::Promoted
+    } else {
+        State::Paired
     };
-    let mut pairs: Vec<_> = sockets
-        .iter()
-        .filter(|(_, entry)| entry.role() == Role::Client)
-        .map(pair)
-        .collect();
-    pairs.sort_by_key(|pair| (pair.client, pair.server));
-    pairs
+    Row {
+        client: pair.key().local_address(),
+        server: pair.key().remote_address(),
+        service: pair.service().map(name),
+        cluster_ip: pair.service().map(|key| address::to_ip(key.address())),
+        state,
+        reason: reason(pair, state).map(SpliceReason::name),
+        promotions: pair.promotions,
+        to_server: flow(&pair.client, to_server),
+        to_client: flow(&pair.server, to_client),
+    }
 }
 
-fn flow(entry: &SocketEntry) -> Flow {
+/// Of a pair that was given up, why; else what the last look said.
+fn reason(pair: &Pair, state: State) -> Option<SpliceReason> {
+    if matches!(state, State::Registered | State::Promoted) {
+        return None;
+    }
+    let latched = [&pair.client, &pair.server]
+        .into_iter()
+        .find(|end| end.is_latched());
+    latched
+        .and_then(|end| SpliceReason::from_u8(end.reason))
+        .or_else(|| pair.verdict())
+}
+
+fn flow(end: &End, direction: Direction) -> Flow {
     Flow {
-        messages: entry.messages,
-        bytes: entry.bytes,
+        spliced: direction == Direction::Engaged,
+        messages: end.messages,
+        bytes: end.bytes,
+        messages_tcp: end.messages_tcp,
     }
 }
 
@@ -128,33 +151,39 @@ fn name(maps: &KernelMaps, key: &ServiceKey) -> String {
 
 fn table(report: &SocketsReport) -> String {
     if report.sockets.is_empty() {
-        return "No same-node connections of spliced Services.".to_owned();
+        return "No connections within this node that may be spliced.".to_owned();
     }
     let mut table = plain_table([
         "CLIENT",
         "SERVER",
         "SERVICE",
         "STATE",
+        "REASON",
         "TO SERVER",
         "BYTES",
         "TO CLIENT",
         "BYTES",
     ]);
-    for pair in &report.sockets {
-        let state = match (pair.state, pair.spliced) {
-            (PairState::Registered, _) => "registered",
-            (PairState::Paired, false) => "paired",
-            (PairState::Paired, true) => "spliced",
+    for row in &report.sockets {
+        let state = match row.state {
+            State::Registered => "registered",
+            State::Paired => "paired",
+            State::Promoted if row.to_server.spliced && row.to_client.spliced => "spliced",
+            State::Promoted if row.to_server.spliced => "spliced to server",
+            State::Promoted if row.to_client.spliced => "spliced to client",
+            State::Promoted => "promoted",
+            State::Demoting => "demoting",
         };
         table.add_row([
-            pair.client.to_string(),
-            pair.server.to_string(),
-            pair.service.clone(),
+            row.client.to_string(),
+            row.server.to_string(),
+            row.service.clone().unwrap_or_else(|| "-".to_owned()),
             state.to_owned(),
-            pair.to_server.messages.to_string(),
-            pair.to_server.bytes.to_string(),
-            pair.to_client.messages.to_string(),
-            pair.to_client.bytes.to_string(),
+            row.reason.unwrap_or("-").to_owned(),
+            row.to_server.messages.to_string(),
+            row.to_server.bytes.to_string(),
+            row.to_client.messages.to_string(),
+            row.to_client.bytes.to_string(),
         ]);
     }
     table.trim_fmt()
@@ -162,46 +191,43 @@ fn table(report: &SocketsReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shunt_common::{SocketKey, Stage};
+
     use super::*;
 
-    fn end(cookie: u64, local: &str, remote: &str, seqs: (u32, u32)) -> SocketKey {
-        let parts = |text: &str| {
+    fn pair() -> Pair {
+        let service = ServiceKey::from_parts("10.96.0.10".parse().unwrap(), 80, ServiceKey::TCP);
+        let end = |text: &str| {
             let address: SocketAddr = text.parse().unwrap();
             (address::from_ip(address.ip()), address.port().to_be_bytes())
         };
-        SocketKey::new(cookie, parts(local), parts(remote), seqs.0, seqs.1)
+        let key = SocketKey::new(1, end("10.1.0.2:40000"), end("10.1.0.3:8080"), 10, 20);
+        let mut pair = Pair::EMPTY;
+        pair.begin(key, service);
+        pair.client.tcp_sock = 1;
+        pair
+    }
+
+    fn shown(pair: &Pair) -> (State, Option<&'static str>) {
+        let row = row(pair, |_| "shop/cart:http".to_owned());
+        assert_eq!(row.client.port(), 40000);
+        (row.state, row.reason)
     }
 
     #[test]
-    fn the_two_ends_of_a_connection_are_one_row() {
-        let service = ServiceKey::from_parts("10.96.0.10".parse().unwrap(), 80, ServiceKey::TCP);
-        let client_key = end(1, "10.1.0.2:40000", "10.1.0.3:8080", (10, 20));
-        let server_key = end(2, "10.1.0.3:8080", "10.1.0.2:40000", (20, 10));
-        let mut client = SocketEntry::new(0x100, service, Role::Client);
-        (client.peer_tcp_sock, client.peer_netns_cookie) = (0x200, 2);
-        (client.messages, client.bytes) = (3, 30);
-        let mut server = SocketEntry::new(0x200, service, Role::Server);
-        (server.messages, server.bytes) = (4, 40);
-        let alone = end(1, "10.1.0.2:40001", "10.1.0.3:8080", (1, 2));
-        let sockets = [
-            (server_key, server),
-            (alone, SocketEntry::new(0x300, service, Role::Client)),
-            (client_key, client),
-        ];
-
-        let pairs = pairs(&sockets, |_| "shop/cart:http".to_owned());
-
-        let summary: Vec<_> = pairs
-            .iter()
-            .map(|pair| {
-                (
-                    pair.client.port(),
-                    pair.spliced,
-                    pair.to_server.bytes,
-                    pair.to_client.bytes,
-                )
-            })
-            .collect();
-        assert_eq!(summary, [(40000, true, 30, 40), (40001, false, 0, 0)]);
+    fn a_pair_is_shown_with_how_far_it_is_and_why_no_further() {
+        let mut pair = pair();
+        assert_eq!(shown(&pair), (State::Registered, None));
+        pair.server.tcp_sock = 2;
+        pair.verdict = SpliceReason::Blocking as u8;
+        assert_eq!(shown(&pair), (State::Paired, Some("blocking")));
+        (pair.client.member, pair.server.member) = (1, 1);
+        pair.client.stage = Stage::Engaged as u8;
+        assert_eq!(shown(&pair), (State::Promoted, None));
+        pair.client.stage = Stage::Latched as u8;
+        pair.client.reason = SpliceReason::SlowReader as u8;
+        assert_eq!(shown(&pair), (State::Demoting, Some("slow_reader")));
+        (pair.client.member, pair.server.member) = (0, 0);
+        assert_eq!(shown(&pair), (State::Paired, Some("slow_reader")));
     }
 }

@@ -16,7 +16,7 @@ use tracing::debug;
 /// What fails for one namespace is returned, and the others go on. A process
 /// that ends meanwhile is no failure: the sockets end with it. Nor is one that a
 /// security module hides.
-pub(super) fn visit(mut look: impl FnMut() -> io::Result<ControlFlow<()>>) -> Vec<io::Error> {
+pub fn visit_namespaces(mut look: impl FnMut() -> io::Result<ControlFlow<()>>) -> Vec<io::Error> {
     let mut seen = BTreeSet::new();
     let mut failures = Vec::new();
     let processes = match fs::read_dir("/proc") {
@@ -54,7 +54,7 @@ fn enter(path: &Path, seen: &mut BTreeSet<u64>) -> io::Result<bool> {
     if !seen.insert(namespace.metadata()?.ino()) {
         return Ok(false);
     }
-    setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(super::os)?;
+    setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(io::Error::from)?;
     Ok(true)
 }
 

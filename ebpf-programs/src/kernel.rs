@@ -1,0 +1,187 @@
+//! Fields of the kernel's own structs, read where no helper tells them.
+//!
+//! Addresses are numbers here: they are read through a helper that fails rather
+//! than faults, so that what is gone meanwhile reads as garbage or nothing, and
+//! nothing worse. Who uses such a value proves by other means that its owner was
+//! there: see [`splice`](crate::splice).
+//!
+//! The offsets, in bytes, come from the kernel's BTF, by way of the agent
+//! (`node-agent/src/bpf/offsets.rs`).
+
+use aya_ebpf::Global;
+use aya_ebpf::helpers::bpf_probe_read_kernel;
+
+/// What the agent sets where a kernel has no such field.
+const ABSENT: u32 = u32::MAX;
+
+macro_rules! offsets {
+    ($($name:ident)+) => {
+        $(
+            #[unsafe(no_mangle)]
+            static $name: Global<u32> = Global::new(0);
+        )+
+    };
+}
+
+offsets! {
+    OFFSET_WRITE_SEQ OFFSET_COPIED_SEQ OFFSET_RCV_NXT OFFSET_DATA_SEGS_OUT OFFSET_NONAGLE
+    OFFSET_IS_MPTCP OFFSET_ULP_OPS
+    OFFSET_STATE OFFSET_SHUTDOWN OFFSET_RMEM_ALLOC OFFSET_RCVLOWAT OFFSET_SOCK_FLAGS
+    OFFSET_TSFLAGS OFFSET_USER_DATA OFFSET_SOCKET
+    OFFSET_FILE OFFSET_FILE_FLAGS OFFSET_FILE_INODE OFFSET_INODE_NUMBER
+    OFFSET_PSOCK_INGRESS OFFSET_PSOCK_REFCOUNT
+}
+
+/// Mask of `SOCK_ZEROCOPY` in `sk_flags`; the number of the bit is not part of
+/// any interface.
+#[unsafe(no_mangle)]
+static ZERO_COPY_FLAG: Global<u64> = Global::new(0);
+
+/// `O_NONBLOCK` on all of Linux' architectures that shunt is built for.
+const O_NONBLOCK: u32 = 0o4000;
+/// `TCP_NAGLE_OFF` and `TCP_NAGLE_CORK` in `include/net/tcp.h`.
+const NAGLE_MASK: u8 = 0b11;
+/// Flags in the low bits of `sk_user_data` (`include/net/sock.h`).
+const USER_DATA_FLAGS: u64 = 0b111;
+
+/// Nothing could be read.
+pub(crate) struct Unreadable;
+
+/// Address of a `struct tcp_sock`.
+#[derive(Clone, Copy)]
+pub(crate) struct TcpSock(pub(crate) u64);
+
+/// Address of a `struct file`.
+#[derive(Clone, Copy)]
+pub(crate) struct File(u64);
+
+/// Address of a `struct sk_psock`: what a socket gets that is in a socket map.
+#[derive(Clone, Copy)]
+pub(crate) struct Psock(u64);
+
+#[inline(always)]
+fn read<T: Copy>(address: u64, offset: &Global<u32>) -> Result<T, Unreadable> {
+    let field = (address + u64::from(offset.load())) as *const T;
+    // SAFETY: the helper checks the address and fails rather than faults.
+    unsafe { bpf_probe_read_kernel(field) }.map_err(|_| Unreadable)
+}
+
+impl TcpSock {
+    #[inline(always)]
+    pub(crate) fn write_seq(self) -> Result<u32, Unreadable> {
+        read(self.0, &OFFSET_WRITE_SEQ)
+    }
+
+    #[inline(always)]
+    pub(crate) fn copied_seq(self) -> Result<u32, Unreadable> {
+        read(self.0, &OFFSET_COPIED_SEQ)
+    }
+
+    #[inline(always)]
+    pub(crate) fn received_seq(self) -> Result<u32, Unreadable> {
+        read(self.0, &OFFSET_RCV_NXT)
+    }
+
+    #[inline(always)]
+    pub(crate) fn segments(self) -> Result<u32, Unreadable> {
+        read(self.0, &OFFSET_DATA_SEGS_OUT)
+    }
+
+    /// Whether small writes may wait to be sent together.
+    #[inline(always)]
+    pub(crate) fn has_nagle(self) -> Result<bool, Unreadable> {
+        Ok(read::<u8>(self.0, &OFFSET_NONAGLE)? & NAGLE_MASK != 1)
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_mptcp(self) -> Result<bool, Unreadable> {
+        Ok(OFFSET_IS_MPTCP.load() != ABSENT && read::<u8>(self.0, &OFFSET_IS_MPTCP)? != 0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_upper_layer(self) -> Result<bool, Unreadable> {
+        Ok(read::<u64>(self.0, &OFFSET_ULP_OPS)? != 0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn state(self) -> Result<u8, Unreadable> {
+        read(self.0, &OFFSET_STATE)
+    }
+
+    #[inline(always)]
+    pub(crate) fn shutdown(self) -> Result<u8, Unreadable> {
+        read(self.0, &OFFSET_SHUTDOWN)
+    }
+
+    #[inline(always)]
+    pub(crate) fn unread_bytes(self) -> Result<u32, Unreadable> {
+        read(self.0, &OFFSET_RMEM_ALLOC)
+    }
+
+    #[inline(always)]
+    pub(crate) fn low_water(self) -> Result<u32, Unreadable> {
+        read(self.0, &OFFSET_RCVLOWAT)
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_zero_copy(self) -> Result<bool, Unreadable> {
+        Ok(read::<u64>(self.0, &OFFSET_SOCK_FLAGS)? & ZERO_COPY_FLAG.load() != 0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_timestamps(self) -> Result<bool, Unreadable> {
+        Ok(read::<u32>(self.0, &OFFSET_TSFLAGS)? != 0)
+    }
+
+    /// The file of the process, or of one of them; none once it is closed.
+    #[inline(always)]
+    pub(crate) fn file(self) -> Result<File, Unreadable> {
+        let socket: u64 = read(self.0, &OFFSET_SOCKET)?;
+        if socket == 0 {
+            return Err(Unreadable);
+        }
+        match read(socket, &OFFSET_FILE)? {
+            0 => Err(Unreadable),
+            file => Ok(File(file)),
+        }
+    }
+
+    /// `None` if it is in no socket map.
+    #[inline(always)]
+    pub(crate) fn psock(self) -> Result<Option<Psock>, Unreadable> {
+        match read::<u64>(self.0, &OFFSET_USER_DATA)? & !USER_DATA_FLAGS {
+            0 => Ok(None),
+            psock => Ok(Some(Psock(psock))),
+        }
+    }
+}
+
+impl File {
+    #[inline(always)]
+    pub(crate) fn is_non_blocking(self) -> Result<bool, Unreadable> {
+        Ok(read::<u32>(self.0, &OFFSET_FILE_FLAGS)? & O_NONBLOCK != 0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn inode(self) -> Result<u64, Unreadable> {
+        let inode: u64 = read(self.0, &OFFSET_FILE_INODE)?;
+        read(inode, &OFFSET_INODE_NUMBER)
+    }
+}
+
+impl Psock {
+    /// Whether redirected bytes wait to be read: a list that does not point at
+    /// itself.
+    #[inline(always)]
+    pub(crate) fn has_unread(self) -> Result<bool, Unreadable> {
+        let head = self.0 + u64::from(OFFSET_PSOCK_INGRESS.load());
+        Ok(read::<u64>(self.0, &OFFSET_PSOCK_INGRESS)? != head)
+    }
+
+    /// Whether a system call is at work on the socket: each holds a reference,
+    /// and the map one.
+    #[inline(always)]
+    pub(crate) fn is_in_use(self) -> Result<bool, Unreadable> {
+        Ok(read::<u32>(self.0, &OFFSET_PSOCK_REFCOUNT)? != 1)
+    }
+}

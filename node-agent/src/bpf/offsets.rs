@@ -1,0 +1,59 @@
+//! Where the programs find fields of the kernel's structs; see
+//! `ebpf-programs/src/kernel.rs`.
+
+use super::btf::{Btf, BtfError};
+
+/// Global in the object, struct, field. Structs that begin with another one
+/// (`tcp_sock` with a `sock`) share its offsets.
+const FIELDS: [(&str, &str, &str); 20] = [
+    ("OFFSET_WRITE_SEQ", "tcp_sock", "write_seq"),
+    ("OFFSET_COPIED_SEQ", "tcp_sock", "copied_seq"),
+    ("OFFSET_RCV_NXT", "tcp_sock", "rcv_nxt"),
+    ("OFFSET_DATA_SEGS_OUT", "tcp_sock", "data_segs_out"),
+    ("OFFSET_NONAGLE", "tcp_sock", "nonagle"),
+    ("OFFSET_ULP_OPS", "inet_connection_sock", "icsk_ulp_ops"),
+    ("OFFSET_STATE", "sock", "__sk_common.skc_state"),
+    ("OFFSET_SHUTDOWN", "sock", "sk_shutdown"),
+    ("OFFSET_RMEM_ALLOC", "sock", "sk_backlog.rmem_alloc"),
+    ("OFFSET_RCVLOWAT", "sock", "sk_rcvlowat"),
+    ("OFFSET_SOCK_FLAGS", "sock", "__sk_common.skc_flags"),
+    ("OFFSET_TSFLAGS", "sock", "sk_tsflags"),
+    ("OFFSET_USER_DATA", "sock", "sk_user_data"),
+    ("OFFSET_SOCKET", "sock", "sk_socket"),
+    ("OFFSET_FILE", "socket", "file"),
+    ("OFFSET_FILE_FLAGS", "file", "f_flags"),
+    ("OFFSET_FILE_INODE", "file", "f_inode"),
+    ("OFFSET_INODE_NUMBER", "inode", "i_ino"),
+    ("OFFSET_PSOCK_INGRESS", "sk_psock", "ingress_msg"),
+    ("OFFSET_PSOCK_REFCOUNT", "sk_psock", "refcnt"),
+];
+
+/// A field that a kernel may be built without (`CONFIG_MPTCP`).
+const OPTIONAL: (&str, &str, &str) = ("OFFSET_IS_MPTCP", "tcp_sock", "is_mptcp");
+/// What the programs take for a field that is not there.
+const ABSENT: u32 = u32::MAX;
+
+/// Offsets in the kernel's structs, in bytes, by the name of the global.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Offsets {
+    pub(super) fields: Vec<(&'static str, u32)>,
+    /// Mask of `SOCK_ZEROCOPY` in `sk_flags`.
+    pub(super) zero_copy_flag: u64,
+}
+
+impl Offsets {
+    /// Of the running kernel.
+    pub(super) fn of_kernel() -> Result<Self, BtfError> {
+        let btf = Btf::of_kernel()?;
+        let field = |(global, structure, path)| Ok((global, btf.offset(structure, path)?));
+        let mut fields: Vec<_> = FIELDS.into_iter().map(field).collect::<Result<_, _>>()?;
+        let (global, structure, path) = OPTIONAL;
+        fields.push((global, btf.offset(structure, path).unwrap_or(ABSENT)));
+        let bit = btf.enumerator("sock_flags", "SOCK_ZEROCOPY")?;
+        let zero_copy_flag = 1_u64.checked_shl(bit).unwrap_or(0);
+        Ok(Self {
+            fields,
+            zero_copy_flag,
+        })
+    }
+}
