@@ -11,6 +11,7 @@ mod serve;
 mod session;
 mod socket;
 mod stream;
+mod torture;
 mod udp;
 
 use std::net::SocketAddr;
@@ -49,6 +50,8 @@ enum Command {
     BenchPingpong(PingPongArgs),
     /// Send and check a stream of bytes, both ways at once.
     Stream(StreamArgs),
+    /// Check many connections at once, which do all that programs do.
+    Torture(torture::TortureArgs),
     /// Wait for the end of standard input, then remove a lab.
     Reap { lab: String },
     /// Remove what is left of labs whose owner is dead, and list it.
@@ -197,7 +200,7 @@ struct StreamArgs {
     stall_ms: Duration,
 }
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[group(required = true, multiple = false)]
 struct End {
     #[arg(long)]
@@ -219,6 +222,7 @@ fn main() -> Result<()> {
         Command::BenchConnect(args) => bench::connect(&args),
         Command::BenchPingpong(args) => bench::ping_pong(&args),
         Command::Stream(args) => stream::run(&args),
+        Command::Torture(args) => torture::run(&args),
         Command::Reap { lab } => lab::cleanup::reap(&lab),
         Command::Sweep => socket::print(&lab::sweep()?),
         Command::OwnLab { label } => own::run(&label),

@@ -8,7 +8,6 @@ use std::os::fd::AsRawFd;
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::ServeArgs;
 use crate::socket;
@@ -17,7 +16,7 @@ const LISTENER: u64 = u64::MAX;
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     socket::pin(args.cpu)?;
-    raise_file_limit()?;
+    socket::raise_file_limit()?;
     let listener = socket::listen(args.listen)?;
     if args.close {
         return close_all(&listener);
@@ -190,10 +189,4 @@ fn is_temporary(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
     )
-}
-
-/// Thousands of connections may be open at once.
-fn raise_file_limit() -> Result<()> {
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit of files")?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit of files")
 }

@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{Backlog, listen as set_backlog, setsockopt, sockopt};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -58,6 +59,12 @@ pub(crate) fn wait(fd: BorrowedFd<'_>, events: PollFlags, timeout: Duration) -> 
             ready => return Ok(ready? > 0),
         }
     }
+}
+
+/// Thousands of connections may be open at once.
+pub(crate) fn raise_file_limit() -> Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit of files")?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit of files")
 }
 
 /// Keeps this process on one processor.

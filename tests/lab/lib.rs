@@ -42,6 +42,7 @@ pub mod fixture;
 pub mod pattern;
 pub mod random;
 pub mod report;
+pub mod torture;
 
 pub use agent::Agent;
 pub use binary::{target_binary, use_binaries};
