@@ -13,7 +13,7 @@ use node_agent::splice::{Follower, Settings};
 use node_agent::tables::{
     Endpoint, Frontend, Prefer, Protocol, Route, Scope, ServicePortName, Tables, Tier, Verdict,
 };
-use shunt_common::{Counter, Heartbeat, SpliceMode};
+use shunt_common::{Counter, Heartbeat, SpliceMode, Wish};
 
 const CLUSTER_IP: &str = "10.96.0.10";
 
@@ -91,7 +91,7 @@ fn route(verdict: Verdict, endpoints: &[SocketAddr], splice: bool) -> Route {
         verdict,
         prefer: Prefer::Node,
         affinity_seconds: None,
-        splice,
+        splice: if splice { Wish::On } else { Wish::None },
         terminating: false,
         max_local_connections: None,
         tiers: vec![Tier {

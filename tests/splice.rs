@@ -3,7 +3,7 @@
 
 use lab::fixture::{Service, json, start, wait_until};
 use lab::report::{Listening, PingPongBench, StreamReport};
-use lab::{Lab, Options, Place as _};
+use lab::{Lab, Node, Options, Place as _, Pod};
 
 const CART: &str = "10.96.0.10:80";
 const SPLICE: &[(&str, &str)] = &[("shunt.dev/splice", "on")];
@@ -186,4 +186,146 @@ fn loopback_addresses_of_two_pods_are_never_mixed_up() {
         }
     });
     assert_eq!(json(&node, &["status"])["counters"]["pairs_found"], 2);
+}
+
+/// A Pod as the API has it.
+fn write_pod(node: &Node, pod: &Pod, splice: &str) {
+    let yaml = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{namespace: shop, name: {name}, uid: {uid}, \
+         annotations: {{shunt.dev/splice: \"{splice}\"}}}}\nspec: {{nodeName: n1}}\n\
+         status: {{podIPs: [{{ip: \"{v4}\"}}, {{ip: \"{v6}\"}}]}}\n",
+        name = pod.name(),
+        uid = pod.uid(),
+        v4 = pod.ipv4(),
+        v6 = pod.ipv6(),
+    );
+    node.write_manifest(&format!("pod-{}.yaml", pod.name()), &yaml)
+        .unwrap();
+}
+
+fn registered(node: &Node) -> u64 {
+    json(node, &["status"])["counters"]["pairs_registered"]
+        .as_u64()
+        .unwrap()
+}
+
+fn ping(place: &impl lab::Place, to: &str) {
+    let report: PingPongBench = place
+        .lab_pod(&["bench-pingpong", to, "--seconds", "0.1"])
+        .unwrap();
+    assert!(report.count > 0);
+}
+
+/// What a pod says goes for all of its connections, to a Service or not, and a
+/// no of either end outdoes all.
+#[test]
+fn pods_and_services_say_what_is_spliced() {
+    let mut lab = Lab::new("wishes").unwrap();
+    let node = lab.node("n1").unwrap();
+    let [plain, on, off, web] =
+        ["plain", "willing", "unwilling", "web"].map(|name| node.pod(name, None).unwrap());
+    let _web = web.serve("0.0.0.0:8080", "web").unwrap();
+    let _own = on.serve("127.0.0.1:8080", "own").unwrap();
+    write_pod(&node, &on, "on");
+    write_pod(&node, &off, "off");
+    let service = |name, cluster_ip, annotations| Service {
+        name,
+        cluster_ip,
+        endpoints: vec![(web.ipv4().into(), "n1")],
+        annotations,
+        ..Service::default()
+    };
+    for service in [
+        service("cart", "10.96.0.10", &[]),
+        service("willing", "10.96.0.11", SPLICE),
+        service("unwilling", "10.96.0.12", &[("shunt.dev/splice", "off")]),
+    ] {
+        node.write_manifest(&format!("{}.yaml", service.name), &service.yaml())
+            .unwrap();
+    }
+    let direct = format!("{}:8080", web.ipv4());
+    let check = |client: &Pod, to: &str, expected: bool| {
+        let before = registered(&node);
+        ping(client, to);
+        let is_registered = registered(&node) > before;
+        assert_eq!(is_registered, expected, "{} to {to}", client.name());
+    };
+
+    let agent = start(&node, AT_ONCE);
+    for (client, to, expected) in [
+        (&plain, CART, false),
+        (&plain, "10.96.0.11:80", true),
+        (&plain, &*direct, false),
+        (&on, CART, true),
+        (&on, "10.96.0.11:80", true),
+        (&on, "10.96.0.12:80", false),
+        (&on, &*direct, true),
+        (&on, "127.0.0.1:8080", true),
+        (&off, CART, false),
+        (&off, "10.96.0.11:80", false),
+    ] {
+        check(client, to, expected);
+    }
+    agent.stop().unwrap();
+
+    let agent = start(&node, &["--splice", "auto", "--splice-after", "0ms"]);
+    for (client, to, expected) in [
+        (&plain, CART, true),
+        (&plain, "10.96.0.12:80", false),
+        (&plain, &*direct, true),
+        (&off, CART, false),
+    ] {
+        check(client, to, expected);
+    }
+    agent.stop().unwrap();
+
+    let _agent = start(&node, &["--splice", "off"]);
+    check(&on, "10.96.0.11:80", false);
+}
+
+#[test]
+fn the_switch_takes_all_back_to_tcp_and_lasts() {
+    let mut lab = Lab::new("switch").unwrap();
+    let node = lab.node("n1").unwrap();
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
+    let _web = server.serve("0.0.0.0:8080", "web").unwrap();
+    let service = Service {
+        endpoints: vec![(server.ipv4().into(), "n1")],
+        annotations: SPLICE,
+        ..Service::default()
+    };
+    node.write_manifest("cart.yaml", &service.yaml()).unwrap();
+    let agent = start(&node, AT_ONCE);
+    let benches: Vec<_> = (0..5)
+        .map(|_| {
+            client
+                .start_lab_pod(&["bench-pingpong", CART, "--seconds", "8"])
+                .unwrap()
+        })
+        .collect();
+    let spliced = || {
+        let report = json(&node, &["sockets"]);
+        let rows = report["sockets"].as_array().unwrap().iter();
+        rows.filter(|row| row["to_server"]["spliced"] == true)
+            .count()
+    };
+    wait_until("all are spliced", || spliced() == benches.len());
+
+    let off = node.shunt(&["splice", "off"]).unwrap();
+    assert!(off.status.success(), "{off:?}");
+    assert_eq!(spliced(), 0);
+    agent.stop().unwrap();
+    let _agent = start(&node, AT_ONCE);
+    ping(&client, CART);
+    assert_eq!(spliced(), 0);
+    assert!(node.shunt(&["splice", "on"]).unwrap().status.success());
+    wait_until("all are spliced again", || spliced() == benches.len());
+
+    for bench in benches {
+        let report: PingPongBench = bench.finish().unwrap();
+        assert!(report.count > 0);
+    }
 }

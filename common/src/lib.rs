@@ -88,6 +88,9 @@ pub mod map {
     pub const LOADS: &str = "loads";
     /// Address (16 bytes) → cookie of the network namespace that connects from it.
     pub const NAMESPACES: &str = "namespaces";
+    /// Cookie of a network namespace → the address (16 bytes) that it was last seen
+    /// to use.
+    pub const ADDRESSES: &str = "netns_addresses";
     /// [`SocketKey`](crate::SocketKey) of a client → its cookie, until its server
     /// has found it.
     pub const CLIENTS: &str = "clients";

@@ -35,6 +35,10 @@ use crate::{events, storage};
 #[btf_map(name = "namespaces")]
 static NAMESPACES: LruHashMap<[u8; 16], u64, { capacity::NAMESPACES }> = LruHashMap::new();
 
+/// The other way round, for what a pod says of itself by loopback addresses.
+#[btf_map(name = "netns_addresses")]
+static ADDRESSES: LruHashMap<u64, [u8; 16], { capacity::NAMESPACES }> = LruHashMap::new();
+
 #[btf_map(name = "clients")]
 static CLIENTS: HashMap<SocketKey, u64, { capacity::PAIRS }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
@@ -92,7 +96,7 @@ pub(crate) fn register_client(ctx: &SockOpsContext) -> Result<bool, Failed> {
         Some(connection) => connection.wish(),
         None => Wish::None,
     };
-    let local = local_ip(ctx);
+    let local = own_address(ctx, &remote);
     if !is_wanted(&config, wish, &local, &remote) && !is_self_test(ctx, &config) {
         return Ok(false);
     }
@@ -258,7 +262,22 @@ fn note_namespace(address: &[u8; 16], netns_cookie: u64) -> Result<(), Failed> {
     }
     NAMESPACES
         .insert(address, netns_cookie, u64::from(BPF_ANY))
+        .map_err(|_| Failed)?;
+    ADDRESSES
+        .insert(netns_cookie, address, u64::from(BPF_ANY))
         .map_err(|_| Failed)
+}
+
+/// The address by which the pod of this client is known: of a connection inside
+/// the pod, one that was seen before.
+#[inline(always)]
+fn own_address(ctx: &SockOpsContext, remote: &[u8; 16]) -> [u8; 16] {
+    if !address::is_loopback(remote) {
+        return local_ip(ctx);
+    }
+    // SAFETY: the value is copied at once.
+    let known = unsafe { ADDRESSES.get(netns_cookie(ctx)) }.copied();
+    known.unwrap_or(*remote)
 }
 
 #[inline(always)]

@@ -279,6 +279,9 @@ impl<'a> Agent<'a> {
         if !self.attached {
             self.attach()?;
         }
+        if let Some(follower) = &self.follower {
+            follower.set_wishes(!self.applier.actual().wishes.is_empty());
+        }
         if let Some(cleaner) = &mut self.cleaner {
             cleaner.observe(&self.state);
         }

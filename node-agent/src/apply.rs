@@ -14,9 +14,10 @@ mod memory;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use shunt_common::{Node, SlotKey};
+use shunt_common::{Node, SlotKey, Wish};
 
 pub(crate) use layout::decode;
 pub use layout::{frontend, service_key};
@@ -67,6 +68,7 @@ impl Applier {
                     .iter()
                     .map(|(cgroup, client)| (*cgroup, layout::decode_client(client)))
                     .collect(),
+                wishes: snapshot.wishes.clone(),
                 ..Tables::default()
             },
             ..Self::default()
@@ -107,6 +109,8 @@ impl Applier {
                 Op::Withdraw(frontend) => self.withdraw(*frontend, maps, now),
                 Op::LeaveAlone(cgroup, client) => self.leave_alone(*cgroup, client, maps),
                 Op::Readmit(cgroup) => self.readmit(*cgroup, maps),
+                Op::PutWish(address, wish) => self.put_wish(*address, *wish, maps),
+                Op::ForgetWish(address) => self.forget_wish(*address, maps),
                 Op::SetNode(node) => self.set_node(node, maps),
             };
             match result {
@@ -221,6 +225,23 @@ impl Applier {
     fn readmit(&mut self, cgroup: u64, maps: &mut impl Maps) -> Result<(), WriteError> {
         maps.delete_client(cgroup)?;
         self.actual.left_alone.remove(&cgroup);
+        Ok(())
+    }
+
+    fn put_wish(
+        &mut self,
+        address: IpAddr,
+        wish: Wish,
+        maps: &mut impl Maps,
+    ) -> Result<(), WriteError> {
+        maps.put_wish(address, wish)?;
+        self.actual.wishes.insert(address, wish);
+        Ok(())
+    }
+
+    fn forget_wish(&mut self, address: IpAddr, maps: &mut impl Maps) -> Result<(), WriteError> {
+        maps.delete_wish(address)?;
+        self.actual.wishes.remove(&address);
         Ok(())
     }
 

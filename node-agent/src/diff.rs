@@ -1,5 +1,9 @@
 //! What has to be done to make one routing table of another; pure.
 
+use std::net::IpAddr;
+
+use shunt_common::Wish;
+
 use crate::tables::{Client, Frontend, NodeIdentity, Route, Tables};
 
 /// One change of a node's routing.
@@ -13,6 +17,10 @@ pub enum Op {
     LeaveAlone(u64, Client),
     /// Translate the connects of a cgroup again.
     Readmit(u64),
+    /// Note whether the connections of a pod with this address are spliced.
+    PutWish(IpAddr, Wish),
+    /// Forget that.
+    ForgetWish(IpAddr),
     /// Note for which node the table is.
     SetNode(NodeIdentity),
 }
@@ -40,6 +48,14 @@ pub fn diff(actual: &Tables, desired: &Tables) -> Vec<Op> {
     ops.extend(left_alone.map(|(cgroup, client)| Op::LeaveAlone(*cgroup, client.clone())));
     ops.extend(gone.copied().map(Op::Withdraw));
     ops.extend(changed.map(|(frontend, route)| Op::Publish(*frontend, route.clone())));
+    let forgotten = actual.wishes.keys();
+    let forgotten = forgotten.filter(|address| !desired.wishes.contains_key(address));
+    ops.extend(forgotten.copied().map(Op::ForgetWish));
+    let wishes = desired
+        .wishes
+        .iter()
+        .filter(|(address, wish)| actual.wishes.get(address) != Some(wish));
+    ops.extend(wishes.map(|(address, wish)| Op::PutWish(*address, *wish)));
     if actual.node != desired.node {
         ops.push(Op::SetNode(desired.node.clone()));
     }
@@ -76,7 +92,7 @@ mod tests {
                 verdict: Verdict::Balance,
                 prefer: Prefer::Node,
                 affinity_seconds: None,
-                splice: false,
+                splice: Wish::None,
                 max_local_connections: None,
                 terminating: false,
                 tiers: vec![Tier {
@@ -107,6 +123,8 @@ mod tests {
             }
             Op::LeaveAlone(cgroup, _) => format!("+{cgroup}"),
             Op::Readmit(cgroup) => format!("-{cgroup}"),
+            Op::PutWish(address, _) => format!("+{address}"),
+            Op::ForgetWish(address) => format!("-{address}"),
             Op::SetNode(node) => format!("node {}", node.name),
         };
         let ops: Vec<_> = diff(actual, desired).iter().map(short).collect();

@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use shunt_common::Wish;
+
 use crate::tables::{Prefer, Protocol};
 
 /// Namespace and name of an object.
@@ -87,8 +89,8 @@ pub struct Service {
     pub prefer: Option<Prefer>,
     /// `trafficDistribution` is set, so that the EndpointSlices carry hints.
     pub has_distribution: bool,
-    /// Annotation `shunt.dev/splice: "on"`.
-    pub splice: bool,
+    /// Annotation `shunt.dev/splice`.
+    pub splice: Wish,
     /// Annotation `shunt.dev/max-local-connections`.
     pub max_local_connections: Option<NonZeroU32>,
 }
@@ -190,6 +192,10 @@ pub struct Pod {
     pub node: Option<Arc<str>>,
     /// Annotation `shunt.dev/mode`: `Some(false)` is `off`.
     pub mode: Option<bool>,
+    /// Annotation `shunt.dev/splice`.
+    pub splice: Wish,
+    /// Its own addresses; none if it has those of its node.
+    pub addresses: Vec<IpAddr>,
     /// A mesh looks at what it connects to.
     pub in_mesh: bool,
     /// Its containers have ended for good, so that it has no cgroup any more.

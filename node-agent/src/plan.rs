@@ -38,6 +38,7 @@ pub struct Policy {
 pub fn plan(state: &State, node_name: &str, policy: &Policy) -> Tables {
     let mut tables = Tables {
         left_alone: clients::left_alone(state, node_name),
+        wishes: clients::wishes(state, node_name),
         node: NodeIdentity::of(node_name, state.node(node_name)),
         ..Tables::default()
     };

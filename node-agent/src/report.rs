@@ -294,7 +294,7 @@ mod tests {
             verdict: Verdict::Balance,
             prefer: Prefer::Node,
             affinity_seconds: None,
-            splice: false,
+            splice: shunt_common::Wish::None,
             max_local_connections: None,
             terminating: false,
             tiers: vec![

@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use shunt_common::Reason;
+use shunt_common::{Reason, Wish};
 
 use crate::model::{Node, ObjectName};
 
@@ -23,6 +23,8 @@ pub struct Tables {
     pub node: NodeIdentity,
     /// The clients that are left alone, by the id of their cgroup.
     pub left_alone: BTreeMap<u64, Client>,
+    /// Addresses of pods of this node that have a wish of their own for the splice.
+    pub wishes: BTreeMap<IpAddr, Wish>,
     /// One route for each Service port that shunt captures.
     pub routes: BTreeMap<Frontend, Route>,
 }
@@ -88,8 +90,8 @@ pub struct Route {
     pub prefer: Prefer,
     /// `sessionAffinity: ClientIP` with this timeout in seconds.
     pub affinity_seconds: Option<u32>,
-    /// Splice same-node connections (annotation `shunt.dev/splice: "on"`).
-    pub splice: bool,
+    /// Splice same-node connections (annotation `shunt.dev/splice`).
+    pub splice: Wish,
     /// So many TCP connections each endpoint on this node may hold, before others
     /// get them.
     pub max_local_connections: Option<NonZeroU32>,

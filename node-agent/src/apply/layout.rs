@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use shunt_common::{
     Flags, LeftAlone, MAX_TIERS, Node, Reason, ServiceEntry, ServiceKey, ServiceName, Slot,
-    SlotKey, TierRange, address,
+    SlotKey, TierRange, Wish, address,
 };
 
 use super::maps::Record;
@@ -67,7 +67,7 @@ pub(crate) fn decode(record: &Record) -> (Frontend, Route) {
         verdict: verdict(entry),
         prefer: prefer(entry.prefer()),
         affinity_seconds: Some(entry.affinity_seconds()).filter(|seconds| *seconds != 0),
-        splice: entry.has(Flags::SPLICE),
+        splice: entry.splice(),
         max_local_connections: NonZeroU32::new(entry.max_local_connections()),
         terminating: entry.has(Flags::TERMINATING),
         tiers: tiers.map(|range| tier(range, &record.slots)).collect(),
@@ -152,7 +152,12 @@ fn flags(route: &Route) -> Flags {
         Verdict::Pass => Flags::PASS,
     };
     let flag = |is_set, flag| if is_set { flag } else { 0 };
-    Flags(verdict | flag(route.splice, Flags::SPLICE) | flag(route.terminating, Flags::TERMINATING))
+    let splice = match route.splice {
+        Wish::None => 0,
+        Wish::On => Flags::SPLICE,
+        Wish::Off => Flags::NO_SPLICE,
+    };
+    Flags(verdict | splice | flag(route.terminating, Flags::TERMINATING))
 }
 
 fn verdict(entry: &ServiceEntry) -> Verdict {

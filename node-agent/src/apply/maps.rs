@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 
-use shunt_common::{LeftAlone, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
+use shunt_common::{LeftAlone, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, Wish};
 
 /// The maps as [`Applier`](super::Applier) writes them: the kernel's, or ones
 /// in memory that can fail.
@@ -26,6 +27,10 @@ pub trait Maps {
     fn put_client(&mut self, cgroup: u64, client: LeftAlone) -> Result<(), WriteError>;
     /// Translates them again; that it is gone already is no error.
     fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError>;
+    /// Writes whether connections of this address are spliced.
+    fn put_wish(&mut self, address: IpAddr, wish: Wish) -> Result<(), WriteError>;
+    /// Forgets that; that it is gone already is no error.
+    fn delete_wish(&mut self, address: IpAddr) -> Result<(), WriteError>;
     /// Writes for which node all of this is.
     fn put_node(&mut self, node: Node) -> Result<(), WriteError>;
 }
@@ -37,6 +42,8 @@ pub struct Snapshot {
     pub node: Node,
     /// The clients that are left alone, by the id of their cgroup.
     pub left_alone: BTreeMap<u64, LeftAlone>,
+    /// Addresses of pods that have a wish of their own for the splice.
+    pub wishes: BTreeMap<IpAddr, Wish>,
     /// The Service ports.
     pub records: Vec<Record>,
     /// Slots that no entry names: an agent died before it deleted them.
@@ -95,6 +102,7 @@ impl Default for Snapshot {
         Self {
             node: Node::new("", ""),
             left_alone: BTreeMap::new(),
+            wishes: BTreeMap::new(),
             records: Vec::new(),
             orphans: Vec::new(),
         }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 
-use shunt_common::{LeftAlone, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
+use shunt_common::{LeftAlone, Node, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, Wish};
 
 use super::maps::{Maps, Record, Snapshot, WriteError};
 
@@ -12,7 +13,7 @@ use super::maps::{Maps, Record, Snapshot, WriteError};
 pub struct MemoryMaps {
     services: BTreeMap<ServiceKey, (ServiceName, ServiceEntry)>,
     slots: BTreeMap<SlotKey, Slot>,
-    /// Its node and clients.
+    /// Its node, clients and wishes.
     rest: Snapshot,
     /// How many slots fit in; no limit if `None`.
     pub slot_capacity: Option<usize>,
@@ -45,6 +46,7 @@ impl MemoryMaps {
         Snapshot {
             node: self.rest.node,
             left_alone: self.rest.left_alone.clone(),
+            wishes: self.rest.wishes.clone(),
             records: self.services.iter().map(record).collect(),
             orphans: self
                 .slots
@@ -125,6 +127,18 @@ impl Maps for MemoryMaps {
     fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError> {
         self.write("left_alone")?;
         self.rest.left_alone.remove(&cgroup);
+        Ok(())
+    }
+
+    fn put_wish(&mut self, address: IpAddr, wish: Wish) -> Result<(), WriteError> {
+        self.write("splice_wishes")?;
+        self.rest.wishes.insert(address, wish);
+        Ok(())
+    }
+
+    fn delete_wish(&mut self, address: IpAddr) -> Result<(), WriteError> {
+        self.write("splice_wishes")?;
+        self.rest.wishes.remove(&address);
         Ok(())
     }
 

@@ -2,12 +2,15 @@
 //! that fail.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use shunt_common::{LeftAlone, Node, Reason, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey};
+use shunt_common::{
+    LeftAlone, Node, Reason, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, Wish,
+};
 
 use super::{Applier, GRACE, Maps, MemoryMaps, Snapshot, WriteError};
 use crate::diff::{Op, diff};
@@ -49,7 +52,7 @@ fn route(number: u8, hosts: &[u8]) -> Route {
         },
         prefer: Prefer::Node,
         affinity_seconds: (number == 3).then_some(30),
-        splice: number == 4,
+        splice: if number == 4 { Wish::On } else { Wish::None },
         max_local_connections: NonZeroU32::new(number.into()).filter(|_| number == 6),
         terminating: number == 5,
         tiers: vec![
@@ -80,6 +83,15 @@ fn client((number, hosts): (&u8, &Vec<u8>)) -> (u64, Client) {
     (u64::from(*number), client)
 }
 
+fn wish((number, hosts): (&u8, &Vec<u8>)) -> Option<(IpAddr, Wish)> {
+    let wish = match hosts.len() {
+        0 => return None,
+        1 => Wish::On,
+        _ => Wish::Off,
+    };
+    Some(([10, 244, 1, *number].into(), wish))
+}
+
 fn tables(services: &BTreeMap<u8, Vec<u8>>) -> Tables {
     let routes = services
         .iter()
@@ -91,6 +103,7 @@ fn tables(services: &BTreeMap<u8, Vec<u8>>) -> Tables {
             zone,
         },
         left_alone: services.iter().map(client).collect(),
+        wishes: services.iter().filter_map(wish).collect(),
         routes: routes.collect(),
     }
 }
@@ -183,6 +196,14 @@ impl Maps for Watched {
 
     fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError> {
         self.maps.delete_client(cgroup)
+    }
+
+    fn put_wish(&mut self, address: IpAddr, wish: Wish) -> Result<(), WriteError> {
+        self.maps.put_wish(address, wish)
+    }
+
+    fn delete_wish(&mut self, address: IpAddr) -> Result<(), WriteError> {
+        self.maps.delete_wish(address)
     }
 
     fn put_node(&mut self, node: Node) -> Result<(), WriteError> {

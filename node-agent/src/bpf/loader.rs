@@ -62,7 +62,7 @@ pub(super) const PROGRAMS: [ProgramRow; 11] = [
 const MANAGE: &str = "manage";
 
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 21] = [
+const MAPS: [(&str, usize, usize); 22] = [
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -88,6 +88,7 @@ const MAPS: [(&str, usize, usize); 21] = [
     (map::LEFT_ALONE, size_of::<u64>(), size_of::<LeftAlone>()),
     (map::LOADS, size_of::<LoadKey>(), size_of::<u64>()),
     (map::NAMESPACES, 16, size_of::<u64>()),
+    (map::ADDRESSES, size_of::<u64>(), 16),
     (map::CLIENTS, size_of::<SocketKey>(), size_of::<u64>()),
     (map::ENDS, 4, size_of::<EndKey>()),
     (map::PAIRS, size_of::<u64>(), size_of::<Pair>()),

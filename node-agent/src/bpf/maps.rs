@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf, SockHash};
 use shunt_common::{
     Affinity, AffinityKey, Counter, EndKey, Heartbeat, LeftAlone, LoadKey, Node, Pair,
-    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SpliceConfig, UdpClient, capacity, map,
+    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SpliceConfig, UdpClient, Wish, address,
+    capacity, map,
 };
 
 use super::pins::Pins;
@@ -34,6 +36,7 @@ pub struct KernelMaps {
     affinity: HashMap<MapData, AffinityKey, Affinity>,
     left_alone: HashMap<MapData, u64, LeftAlone>,
     loads: HashMap<MapData, LoadKey, u64>,
+    wishes: HashMap<MapData, [u8; 16], u32>,
     pairs: Pairs,
     splice: SockHash<MapData, EndKey>,
 }
@@ -172,6 +175,7 @@ impl KernelMaps {
             affinity: open(pins, map::AFFINITY, Map::LruHashMap)?,
             left_alone: open(pins, map::LEFT_ALONE, Map::HashMap)?,
             loads: open(pins, map::LOADS, Map::HashMap)?,
+            wishes: open(pins, map::WISHES, Map::HashMap)?,
             pairs: Pairs::open(pins)?,
             splice: open(pins, map::SPLICE, Map::SockHash)?,
         })
@@ -183,6 +187,7 @@ impl KernelMaps {
         let mut snapshot = Snapshot {
             node: self.node()?,
             left_alone: self.left_alone()?,
+            wishes: self.wishes()?,
             ..Snapshot::default()
         };
         for key in keys(self.services.keys(), map::SERVICES)? {
@@ -246,6 +251,16 @@ impl KernelMaps {
             .into_iter()
             .filter_map(|key| Some((key, self.left_alone.get(&key, 0).ok()?)))
             .collect())
+    }
+
+    /// Addresses of pods that have a wish of their own for the splice.
+    pub fn wishes(&self) -> Result<BTreeMap<IpAddr, Wish>, ReadError> {
+        let keys = keys(self.wishes.keys(), map::WISHES)?;
+        let wish = |key: [u8; 16]| {
+            let wish = u8::try_from(self.wishes.get(&key, 0).ok()?).unwrap_or(0);
+            Some((address::to_ip(&key), Wish::from_u8(wish)))
+        };
+        Ok(keys.into_iter().filter_map(wish).collect())
     }
 
     /// How many connections the endpoints of this node hold, of those that are
@@ -404,6 +419,16 @@ impl Maps for KernelMaps {
 
     fn delete_client(&mut self, cgroup: u64) -> Result<(), WriteError> {
         ignore_absent(self.left_alone.remove(&cgroup)).map_err(writing(map::LEFT_ALONE))
+    }
+
+    fn put_wish(&mut self, address: IpAddr, wish: Wish) -> Result<(), WriteError> {
+        self.wishes
+            .insert(address::from_ip(address), u32::from(wish as u8), 0)
+            .map_err(writing(map::WISHES))
+    }
+
+    fn delete_wish(&mut self, address: IpAddr) -> Result<(), WriteError> {
+        ignore_absent(self.wishes.remove(&address::from_ip(address))).map_err(writing(map::WISHES))
     }
 
     fn put_node(&mut self, node: Node) -> Result<(), WriteError> {

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, ValueEnum};
 
 use super::{PinsArgs, print};
 use crate::bpf::{KernelMaps, check_privileges, splice_members};
@@ -14,17 +14,16 @@ use crate::bpf::{KernelMaps, check_privileges, splice_members};
 /// is switched on again, also if the agent restarts.
 #[derive(Args, Debug)]
 pub(super) struct SpliceArgs {
-    #[command(subcommand)]
+    /// Off: take all connections back to TCP, and splice no more. On: splice again.
+    #[arg(value_enum, value_name = "ON|OFF")]
     switch: Option<Switch>,
     #[command(flatten)]
     pins: PinsArgs,
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Subcommand)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Switch {
-    /// Take all connections back to TCP, and splice no more.
     Off,
-    /// Splice again.
     On,
 }
 

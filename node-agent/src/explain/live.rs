@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
-use shunt_common::Heartbeat;
+use shunt_common::{Heartbeat, Wish};
 
 use crate::report::word;
 use crate::tables::{Endpoint, Route, Scope};
@@ -108,12 +108,17 @@ pub fn differences(live: &Route, planned: &Route) -> Vec<String> {
             .map_or_else(|| "none".to_owned(), |it| format!("{it} s"))
     };
     add(&mut found, "affinity", &affinity(live), &affinity(planned));
+    let wish = |wish| match wish {
+        Wish::None => "default",
+        Wish::On => "on",
+        Wish::Off => "off",
+    };
     let switch = |is_on| if is_on { "on" } else { "off" };
     add(
         &mut found,
         "splice",
-        switch(live.splice),
-        switch(planned.splice),
+        wish(live.splice),
+        wish(planned.splice),
     );
     add(
         &mut found,
@@ -198,7 +203,7 @@ mod tests {
             verdict: Verdict::Balance,
             prefer: Prefer::Zone,
             affinity_seconds: None,
-            splice: false,
+            splice: Wish::None,
             terminating: false,
             max_local_connections: None,
             tiers: vec![Tier {
@@ -217,7 +222,7 @@ mod tests {
         live.verdict = Verdict::Pass;
         live.prefer = Prefer::Node;
         live.affinity_seconds = Some(30);
-        live.splice = true;
+        live.splice = Wish::On;
         live.terminating = true;
         live.tiers.push(Tier {
             scope: Scope::Zone,
@@ -227,7 +232,7 @@ mod tests {
             "verdict: live pass, planned balance",
             "prefer: live node, planned zone",
             "affinity: live 30 s, planned none",
-            "splice: live on, planned off",
+            "splice: live on, planned default",
             "terminating endpoints: live on, planned off",
             "tier zone: only in the live table",
             "tier cluster: only live 10.0.0.3:80",

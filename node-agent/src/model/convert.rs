@@ -12,6 +12,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use shunt_common::Wish;
 use tracing::warn;
 
 use super::{
@@ -22,7 +23,7 @@ use crate::tables::{Prefer, Protocol};
 
 /// Annotation of a Service: which endpoints to prefer.
 pub const PREFER: &str = "shunt.dev/prefer";
-/// Annotation of a Service: splice same-node connections.
+/// Annotation of a Service or Pod: whether its same-node connections are spliced.
 pub const SPLICE: &str = "shunt.dev/splice";
 /// Annotation of a Service: so many connections each endpoint of this node may
 /// hold, before others get them.
@@ -131,7 +132,7 @@ pub fn service(service: core::Service) -> Result<Service, Rejected> {
         has_distribution: spec
             .traffic_distribution
             .is_some_and(|value| !value.is_empty()),
-        splice: switch(&annotations, SPLICE, &name) == Some(true),
+        splice: wish(&annotations, &name),
         max_local_connections: max_local_connections(&annotations, &name),
         name,
     })
@@ -209,10 +210,32 @@ pub fn pod(pod: &core::Pod) -> Pod {
         cgroup_uid: Arc::from(uid.map_or("", String::as_str)),
         node: spec.and_then(|it| it.node_name.as_deref().map(Arc::from)),
         mode: switch(annotations, MODE, &name),
+        splice: wish(annotations, &name),
+        addresses: own_addresses(pod),
         in_mesh: annotations.get(AMBIENT.0).map(String::as_str) == Some(AMBIENT.1)
             || spec.is_some_and(has_sidecar),
         finished: matches!(phase, Some("Succeeded" | "Failed")),
         name,
+    }
+}
+
+/// Those that no other pod has. One that can't be read is left out: it is about
+/// speed only.
+fn own_addresses(pod: &core::Pod) -> Vec<IpAddr> {
+    let has_host_network = pod.spec.as_ref().and_then(|spec| spec.host_network);
+    if has_host_network == Some(true) {
+        return Vec::new();
+    }
+    let ips = pod.status.iter().flat_map(|status| &status.pod_ips);
+    ips.flatten().filter_map(|it| it.ip.parse().ok()).collect()
+}
+
+/// What the annotation [`SPLICE`] says.
+fn wish(annotations: &BTreeMap<String, String>, name: &ObjectName) -> Wish {
+    match switch(annotations, SPLICE, name) {
+        Some(true) => Wish::On,
+        Some(false) => Wish::Off,
+        None => Wish::None,
     }
 }
 

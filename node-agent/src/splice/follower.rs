@@ -1,5 +1,6 @@
 //! Follows all pairs of this node.
 
+use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -65,6 +66,7 @@ impl Settings {
 #[derive(Debug)]
 pub struct Follower {
     stop: Arc<AtomicBool>,
+    wishes: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -75,7 +77,8 @@ impl Follower {
     ///
     /// The maps can't be read, or no thread can be had.
     pub fn start(pins: &Pins, manage: Manage, settings: Settings) -> Result<Self, StartError> {
-        let mut work = Work::new(pins, manage, settings)?;
+        let wishes = Arc::new(AtomicBool::new(false));
+        let mut work = Work::new(pins, manage, settings, Arc::clone(&wishes))?;
         let stop = Arc::new(AtomicBool::new(false));
         let is_stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
@@ -88,8 +91,16 @@ impl Follower {
             .map_err(StartError::Thread)?;
         Ok(Self {
             stop,
+            wishes,
             thread: Some(thread),
         })
+    }
+}
+
+impl Follower {
+    /// Whether some pod has a wish of its own, so that the programs look for it.
+    pub fn set_wishes(&self, some: bool) {
+        self.wishes.store(some, Ordering::Relaxed);
     }
 }
 
@@ -141,6 +152,8 @@ struct Work {
     agenda: BTreeSet<(Instant, u64)>,
     /// Pairs in the map, or on the way in or out.
     members: usize,
+    /// Whether some pod has a wish of its own.
+    wishes: Arc<AtomicBool>,
     is_off: bool,
     next_tick: Instant,
     /// Promotions that may be made now.
@@ -151,7 +164,12 @@ struct Work {
 }
 
 impl Work {
-    fn new(pins: &Pins, manage: Manage, settings: Settings) -> Result<Self, StartError> {
+    fn new(
+        pins: &Pins,
+        manage: Manage,
+        settings: Settings,
+        wishes: Arc<AtomicBool>,
+    ) -> Result<Self, StartError> {
         let pairs = Pairs::open(pins)?;
         let now = Instant::now();
         let mut work = Self {
@@ -163,6 +181,7 @@ impl Work {
             followed: BTreeMap::new(),
             agenda: BTreeSet::new(),
             members: 0,
+            wishes,
             is_off: pairs.is_switched_off()?,
             next_tick: now,
             tokens: f64::from(settings.rate),
@@ -438,31 +457,26 @@ impl Work {
         // They count as members already.
         let settled = self.members - wanted.min(self.members);
         let room = self.settings.max_members().saturating_sub(settled);
-        let mut allowed = if self.is_off {
+        let allowed = if self.is_off {
             0
         } else {
             wanted.min(room).min(self.tokens as usize)
         };
         self.tokens -= allowed as f64;
-        let mut late = Vec::new();
-        tasks.retain(|task| {
-            if !is_promotion(task) {
-                return true;
-            }
-            let is_allowed = allowed > 0;
-            allowed = allowed.saturating_sub(1);
-            if !is_allowed {
-                late.push(task.pair);
-            }
-            is_allowed
-        });
-        for key in late {
-            let Some(followed) = self.followed.get(&key) else {
+        let busy = |task: &Task| match self.followed.get(&task.pair).map(|it| it.phase) {
+            Some(Phase::Promoting { busy }) => busy,
+            _ => 0,
+        };
+        let mut promotions: Vec<Task> = tasks.extract_if(.., |task| is_promotion(task)).collect();
+        promotions.sort_by_key(|task| Reverse(busy(task)));
+        for late in promotions.split_off(allowed) {
+            let Some(followed) = self.followed.get(&late.pair) else {
                 continue;
             };
             let netns_cookies = followed.netns_cookies;
-            self.put(key, Phase::NEW, Some(now + TICK), netns_cookies);
+            self.put(late.pair, Phase::NEW, Some(now + TICK), netns_cookies);
         }
+        tasks.extend(promotions);
     }
 
     /// Puts a pair where [`step`] says.
@@ -499,7 +513,7 @@ impl Work {
         let config = SpliceConfig {
             queue_bytes: self.settings.queue_bytes(self.members),
             mode: self.settings.mode as u8,
-            wishes: self.configured.wishes,
+            wishes: u8::from(self.wishes.load(Ordering::Relaxed)),
             self_test_port: self.configured.self_test_port,
         };
         if first || config != self.configured {

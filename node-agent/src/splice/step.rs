@@ -29,7 +29,10 @@ pub enum Phase {
         idle: u32,
     },
     /// To be put into the map.
-    Promoting,
+    Promoting {
+        /// Segments since the look before: the busiest go first.
+        busy: u32,
+    },
     /// In the map; whether each direction can be relied on is not known yet.
     Verifying {
         /// Looks so far.
@@ -84,7 +87,7 @@ const DRAIN_WAIT: Duration = Duration::from_micros(500);
 const DRAIN_WAIT_MAX: Duration = Duration::from_millis(64);
 /// Between looks at a pair that is not promoted.
 const WATCH_WAIT: Duration = Duration::from_millis(200);
-const WATCH_WAIT_MAX: Duration = Duration::from_secs(30);
+const WATCH_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Before a pair that was given up is looked at again.
 const COOL: Duration = Duration::from_secs(1);
 const COOL_STREAM: Duration = Duration::from_secs(10);
@@ -112,7 +115,7 @@ impl Phase {
     pub const fn operation(&self) -> Option<Operation> {
         match self {
             Self::Watching { .. } | Self::Verifying { .. } => Some(Operation::Inspect),
-            Self::Promoting => Some(Operation::Promote),
+            Self::Promoting { .. } => Some(Operation::Promote),
             Self::Freezing(_) => Some(Operation::Freeze),
             Self::Draining { .. } => Some(Operation::Release),
             Self::Spliced | Self::Cooling(_) => None,
@@ -139,7 +142,7 @@ pub fn step(phase: Phase, event: Event<'_>) -> Option<Step> {
         (Phase::Watching { segments, idle }, Event::Answer(task)) => {
             Some(watched(segments, idle, task))
         }
-        (Phase::Promoting, Event::Answer(task)) => Some(promoted(task)),
+        (Phase::Promoting { .. }, Event::Answer(task)) => Some(promoted(task)),
         (Phase::Verifying { looks, copied }, Event::Answer(task)) => {
             Some(verified(looks, copied, task))
         }
@@ -181,9 +184,10 @@ pub fn step(phase: Phase, event: Event<'_>) -> Option<Step> {
 /// one. Both what was sent by now and whether nothing is against it count.
 fn watched(before: u32, idle: u32, task: &Task) -> Step {
     let segments = segments(task);
-    let is_busy = segments.wrapping_sub(before) >= BUSY_SEGMENTS;
+    let busy = segments.wrapping_sub(before);
+    let is_busy = busy >= BUSY_SEGMENTS;
     if task.verdict == SpliceReason::Eligible as u32 && is_busy {
-        return soon(Phase::Promoting);
+        return soon(Phase::Promoting { busy });
     }
     let idle = if is_busy { 0 } else { idle + 1 };
     // One that is against it rarely changes its mind.
