@@ -23,12 +23,24 @@ pub(super) enum Damage {
     Flip,
     /// One byte is left out.
     Swallow,
-    /// A part comes before the one that was sent before it.
+    /// Of what is read at once, the second half comes first.
     Swap,
     /// Nothing comes any more.
     Stall,
     /// Both ends are reset.
     Reset,
+}
+
+impl Damage {
+    /// Whether bytes that are damaged so are others.
+    fn is_seen_in(self, bytes: &[u8]) -> bool {
+        let half = bytes.len() / 2;
+        match self {
+            Damage::None => false,
+            Damage::Swap => [&bytes[half..], &bytes[..half]].concat() != bytes,
+            Damage::Flip | Damage::Swallow | Damage::Stall | Damage::Reset => true,
+        }
+    }
 }
 
 /// Dropping it ends it.
@@ -105,7 +117,7 @@ fn copy(
         if count == 0 {
             return into.shutdown(Shutdown::Write);
         }
-        let first = copied >= after && damage != Damage::None;
+        let first = copied >= after && damage.is_seen_in(&buffer[..count]);
         copied += count;
         if !first {
             into.write_all(&buffer[..count])?;
@@ -119,8 +131,7 @@ fn copy(
             }
             Damage::Swallow => into.write_all(&buffer[1..count])?,
             Damage::Swap => {
-                let more = from.read(&mut buffer[count..])?;
-                into.write_all(&buffer[count..count + more])?;
+                buffer[..count].rotate_left(count / 2);
                 into.write_all(&buffer[..count])?;
             }
             Damage::Stall => {
