@@ -12,6 +12,8 @@ use crate::node::Node;
 use crate::place::Place;
 
 const PROGRAM: &str = "kube-proxy";
+/// The label of nodes.
+const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// What kube-proxy writes its rules with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +43,31 @@ impl ControlPlane<'_> {
         let arguments = [format!("--config={}", config.display())];
         let running = start(node, node.folder(), PROGRAM, &arguments)?;
         let mut proxy = KubeProxy { node, running };
-        proxy.wait_for_rules(mode)?;
+        proxy.wait_for("rules", || has_rules(node, mode))?;
+        // The rules may be those of an earlier one.
+        proxy.wait_for("watch of the node", || Ok(watches_node(node)))?;
+        self.tell_zone(node)?;
         Ok(proxy)
+    }
+
+    /// Takes the node out of its zone and back: a kube-proxy that starts may miss
+    /// the zone, and then does not know it until it changes. The informer of the
+    /// node runs already when `NodeTopologyConfig` is added to it, whose only event
+    /// may come before the proxier is registered (`Run` in
+    /// `cmd/kube-proxy/app/server.go` and `handleNodeEvent` in
+    /// `pkg/proxy/config/config.go`, 1.37.2): in one start of sixty on a busy
+    /// machine.
+    fn tell_zone(&self, node: &Node) -> Result<()> {
+        let field = format!("jsonpath={{.metadata.labels.{}}}", ZONE.replace('.', "\\."));
+        let zone = self.kubectl(&["get", "node", node.name(), "-o", &field])?;
+        if zone.is_empty() {
+            return Ok(());
+        }
+        for zone in ["nowhere", &zone] {
+            let label = format!("{ZONE}={zone}");
+            self.kubectl(&["label", "--overwrite", "node", node.name(), &label])?;
+        }
+        Ok(())
     }
 
     /// What a kubelet would do, and what kube-proxy waits for.
@@ -73,14 +98,14 @@ impl KubeProxy<'_> {
         choices::read(self.node)
     }
 
-    fn wait_for_rules(&mut self, mode: ProxyMode) -> Result<()> {
+    fn wait_for(&mut self, what: &str, is_there: impl Fn() -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let log = || log_end(self.node.folder(), PROGRAM);
-        while !has_rules(self.node, mode)? {
+        while !is_there()? {
             if let Some(status) = self.running.0.try_wait().context("look after kube-proxy")? {
                 bail!("kube-proxy ended ({status}): {}", log());
             }
-            ensure!(Instant::now() < deadline, "no rules yet: {}", log());
+            ensure!(Instant::now() < deadline, "no {what} yet: {}", log());
             thread::sleep(Duration::from_millis(50));
         }
         Ok(())
@@ -119,6 +144,12 @@ fn has_rules(node: &Node, mode: ProxyMode) -> Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// Whether it has registered for changes of its node, which comes last.
+fn watches_node(node: &Node) -> bool {
+    let log = fs::read(node.folder().join(format!("{PROGRAM}.log"))).unwrap_or_default();
+    String::from_utf8_lossy(&log).contains("Starting node config controller")
 }
 
 fn configuration(node: &Node, kubeconfig: &str, mode: ProxyMode) -> String {
