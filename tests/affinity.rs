@@ -2,21 +2,15 @@
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lab::fixture::{PATIENCE, Service, json as report, live_endpoints, start, wait_until};
+use lab::fixture::{
+    PATIENCE, Service, dump, json as report, live_endpoints, servers, start, wait_until,
+};
 use lab::{Lab, Node, Place, Pod, Server};
 use serde_json::{Value, json};
 
 const CART: &str = "10.96.0.10:80";
-
-fn servers(node: &Node) -> ([Pod; 2], Vec<Server>) {
-    let pods = ["one", "two"].map(|name| node.pod(name, None).unwrap());
-    let serve = |pod: &Pod| pod.serve("0.0.0.0:8080", pod.name()).unwrap();
-    let running = pods.iter().map(serve).collect();
-    (pods, running)
-}
 
 fn write(node: &Node, servers: &[&Pod], timeout_seconds: u32) {
     let spec = format!(
@@ -37,19 +31,6 @@ fn write(node: &Node, servers: &[&Pod], timeout_seconds: u32) {
 
 fn answer(client: &impl Place) -> String {
     client.connect(CART).unwrap().id.unwrap()
-}
-
-/// What the kernel remembers of clients.
-fn clients(node: &Node) -> Vec<Value> {
-    let pin = node
-        .pins()
-        .join(format!("v{}/affinity", shunt_common::LAYOUT_VERSION));
-    let output = Command::new("bpftool")
-        .args(["map", "dump", "pinned"])
-        .arg(pin)
-        .output()
-        .unwrap();
-    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[test]
@@ -115,7 +96,11 @@ fn a_client_is_free_after_the_time_and_each_connection_renews_it() {
     let client = node.pod("client", None).unwrap();
 
     let first = answer(&client);
-    let until = |node: &Node| clients(node)[0]["value"]["until_ns"].as_u64().unwrap();
+    let until = |node: &Node| {
+        dump(node, "affinity")[0]["value"]["until_ns"]
+            .as_u64()
+            .unwrap()
+    };
     let before = until(&node);
     answer(&client);
     assert!(until(&node) > before);
@@ -141,7 +126,7 @@ fn processes_of_the_host_are_clients_by_their_cgroup() {
     answer(&pod);
 
     let cgroup = |client: &Value| client["key"]["cgroup_id"].as_u64().unwrap();
-    let mut cgroups: Vec<_> = clients(&node).iter().map(cgroup).collect();
+    let mut cgroups: Vec<_> = dump(&node, "affinity").iter().map(cgroup).collect();
     cgroups.sort_unstable();
     let id = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(node.cgroup()).unwrap());
     assert_eq!(cgroups, [0, id]);

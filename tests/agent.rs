@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use lab::fixture::{
-    READY, Service, control_plane, json, live_endpoints, start, stderr, wait_until,
+    READY, Service, cart, control_plane, dump, json, live_endpoints, start, stderr, wait_until,
 };
 use lab::kubernetes::ProxyMode;
 use lab::report::LoadReport;
@@ -21,15 +21,14 @@ fn a_connect_follows_the_manifests() {
     let _near = near.serve("0.0.0.0:8080", "near").unwrap();
     let _far = far.serve("0.0.0.0:8080", "far").unwrap();
     let both = vec![(near.ipv4().into(), "n1"), (far.ipv4().into(), "n2")];
-    n1.write_manifest(
-        "cart.yaml",
-        &Service {
-            endpoints: both,
+    let manifest = |endpoints| {
+        let service = Service {
+            endpoints,
             ..Service::default()
-        }
-        .yaml(),
-    )
-    .unwrap();
+        };
+        service.yaml()
+    };
+    n1.write_manifest("cart.yaml", &manifest(both)).unwrap();
     let _agent = start(&n1, &[]);
 
     for _ in 0..20 {
@@ -39,20 +38,11 @@ fn a_connect_follows_the_manifests() {
     }
 
     let only_far = vec![(far.ipv4().into(), "n2")];
-    n1.write_manifest(
-        "cart.yaml",
-        &Service {
-            endpoints: only_far,
-            ..Service::default()
-        }
-        .yaml(),
-    )
-    .unwrap();
+    n1.write_manifest("cart.yaml", &manifest(only_far)).unwrap();
     wait_until("the far endpoint answers", || {
         client.connect(CART).unwrap().id.as_deref() == Some("far")
     });
-    n1.write_manifest("cart.yaml", &Service::default().yaml())
-        .unwrap();
+    n1.write_manifest("cart.yaml", &manifest(vec![])).unwrap();
     wait_until("refused, since nothing is left", || {
         client.connect(CART).unwrap().errno.as_deref() == Some("ECONNREFUSED")
     });
@@ -126,15 +116,11 @@ fn a_silent_agent_leaves_connects_to_kube_proxy() {
     let _ours = ours.serve("0.0.0.0:8080", "shunt").unwrap();
     let _theirs = theirs.serve("0.0.0.0:8080", "kube-proxy").unwrap();
     // Each is told of another endpoint, so that the answer tells whose rule it was.
-    let cart = |pod: &Pod| Service {
-        endpoints: vec![(pod.ipv4().into(), "n1")],
-        ..Service::default()
-    };
+    let cart = |pod: &Pod| cart(&[pod.ipv4().into()]);
     let plane = control_plane(&node);
-    plane.apply(&cart(&theirs).yaml()).unwrap();
+    plane.apply(&cart(&theirs)).unwrap();
     let _proxy = plane.kube_proxy(&node, ProxyMode::Nftables).unwrap();
-    node.write_manifest("cart.yaml", &cart(&ours).yaml())
-        .unwrap();
+    node.write_manifest("cart.yaml", &cart(&ours)).unwrap();
     let answer = || client.connect(CART).unwrap().id.unwrap();
     // On a busy machine, an agent that is alive may be silent for so long.
     let agent = start(&node, &["--stale-after", "2s"]);
@@ -153,16 +139,8 @@ fn a_silent_agent_leaves_connects_to_kube_proxy() {
 fn an_agent_that_is_started_again_adopts_maps_and_links() {
     let mut lab = Lab::new("again").unwrap();
     let node = lab.node("n1").unwrap();
-    let endpoints = vec![("10.244.1.5".parse().unwrap(), "n1")];
-    node.write_manifest(
-        "cart.yaml",
-        &Service {
-            endpoints,
-            ..Service::default()
-        }
-        .yaml(),
-    )
-    .unwrap();
+    let manifest = cart(&["10.244.1.5".parse().unwrap()]);
+    node.write_manifest("cart.yaml", &manifest).unwrap();
     let first = start(&node, &[]);
     let links = |status: &Value| -> Vec<Value> {
         status["programs"]
@@ -204,27 +182,11 @@ fn an_agent_that_is_started_again_adopts_maps_and_links() {
 fn the_services_map_prints_named_fields() {
     let mut lab = Lab::new("bpftool").unwrap();
     let node = lab.node("n1").unwrap();
-    let endpoints = vec![("10.244.1.5".parse().unwrap(), "n1")];
-    node.write_manifest(
-        "cart.yaml",
-        &Service {
-            endpoints,
-            ..Service::default()
-        }
-        .yaml(),
-    )
-    .unwrap();
+    let manifest = cart(&["10.244.1.5".parse().unwrap()]);
+    node.write_manifest("cart.yaml", &manifest).unwrap();
     let _agent = start(&node, &[]);
 
-    let pin = node
-        .pins()
-        .join(format!("v{}/services", shunt_common::LAYOUT_VERSION));
-    let output = Command::new("bpftool")
-        .args(["map", "dump", "pinned"])
-        .arg(pin)
-        .output()
-        .unwrap();
-    let dump: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let dump = dump(&node, "services");
     assert_eq!(dump[0]["key"]["protocol"], 6);
     assert_eq!(dump[0]["value"]["tier_count"], 3);
     assert_eq!(dump[0]["value"]["tiers"][0]["count"], 1);
@@ -239,12 +201,8 @@ fn programs_of_another_layout_are_replaced_without_a_gap() {
         node.pod("web", None).unwrap(),
     );
     let _web = server.serve("0.0.0.0:8080", "web").unwrap();
-    let endpoints = vec![(server.ipv4().into(), "n1")];
-    let service = Service {
-        endpoints,
-        ..Service::default()
-    };
-    node.write_manifest("cart.yaml", &service.yaml()).unwrap();
+    let manifest = cart(&[server.ipv4().into()]);
+    node.write_manifest("cart.yaml", &manifest).unwrap();
     start(&node, &[]).stop().unwrap();
     // What an older shunt would have left.
     let own = node

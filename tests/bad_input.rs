@@ -5,7 +5,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use lab::fixture::{PATIENCE, Service, start, stderr};
+use lab::fixture::{PATIENCE, Service, cart, json, start, stderr};
 use lab::{Lab, Place as _};
 
 fn shunt() -> Command {
@@ -122,16 +122,8 @@ fn one_bad_object_does_not_stop_the_others() {
         node.pod("web", None).unwrap(),
     );
     let _web = server.serve("0.0.0.0:8080", "web").unwrap();
-    let endpoints = vec![(server.ipv4().into(), "n1")];
-    node.write_manifest(
-        "cart.yaml",
-        &Service {
-            endpoints,
-            ..Service::default()
-        }
-        .yaml(),
-    )
-    .unwrap();
+    let manifest = cart(&[server.ipv4().into()]);
+    node.write_manifest("cart.yaml", &manifest).unwrap();
     node.write_manifest(
         "broken.yaml",
         "apiVersion: v1\nkind: Service\nmetadata: {name: [\n",
@@ -159,6 +151,6 @@ fn one_bad_object_does_not_stop_the_others() {
         Some("web")
     );
     // Not refused: what the bad slice would have said is not known.
-    let routes = lab::fixture::json(&node, &["routes", "--service", "shop/bad"]);
+    let routes = json(&node, &["routes", "--service", "shop/bad"]);
     assert_eq!(routes["routes"][0]["verdict"], "pass", "{routes}");
 }

@@ -2,9 +2,7 @@
 //! processes if so asked.
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
-use std::process::Command;
-
-use lab::fixture::{Service, json, start, wait_until};
+use lab::fixture::{Service, dump, json, start, wait_until};
 use lab::report::ConnectReport;
 use lab::{Agent, Lab, Node, Place, Pod, Server};
 use serde_json::Value;
@@ -240,15 +238,8 @@ fn bpftool_shows_whom_and_why() {
     let pod = stage.node.pod("client", None).unwrap();
     stage.write_pod(&pod, "annotations: {shunt.dev/mode: \"off\"}", "");
     let _agent = start(&stage.node, &[]);
-    let version = shunt_common::LAYOUT_VERSION;
-    let pin = stage.node.pins().join(format!("v{version}/left_alone"));
-    let output = Command::new("bpftool")
-        .args(["map", "dump", "pinned"])
-        .arg(pin)
-        .output()
-        .unwrap();
-    let dump: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(dump[0]["value"]["reason"], 0, "{dump}");
+    let dump = dump(&stage.node, "left_alone");
+    assert_eq!(dump[0]["value"]["reason"], 0, "{dump:?}");
     let name = dump[0]["value"]["pod"].as_array().unwrap();
     let name: String = name
         .iter()

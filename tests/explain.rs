@@ -5,19 +5,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Output;
 
-use lab::fixture::{Service, live_endpoints, start, stderr, wait_until};
-use lab::{Lab, Node, Place, Pod, Server};
+use lab::fixture::{Service, live_endpoints, servers, start, stderr, wait_until};
+use lab::{Lab, Node, Place, Pod};
 use serde_json::Value;
 
 const CART: &str = "10.96.0.10:80";
-
-/// Two pods that answer by their names.
-fn servers(node: &Node) -> ([Pod; 2], Vec<Server>) {
-    let pods = ["one", "two"].map(|name| node.pod(name, None).unwrap());
-    let serve = |pod: &Pod| pod.serve("0.0.0.0:8080", pod.name()).unwrap();
-    let running = pods.iter().map(serve).collect();
-    (pods, running)
-}
 
 fn write(node: &Node, servers: &[&Pod]) {
     let endpoints = servers

@@ -2,12 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
 use std::net::IpAddr;
-use std::process::Command;
 
-use lab::fixture::{PATIENCE, Service, json, live_endpoints, start, wait_until};
+use lab::fixture::{PATIENCE, Service, dump, json, live_endpoints, start, wait_until};
 use lab::report::{HttpReport, SessionReport};
 use lab::{Agent, Lab, Node, Place, Pod, Process, Server};
-use serde_json::Value;
 
 const V4: &str = "10.96.0.10:80";
 const MAPPED: &str = "[::ffff:10.96.0.10]:80";
@@ -112,6 +110,12 @@ impl Stage {
         });
     }
 
+    /// A connected socket in a pod of its own.
+    fn client(&self, name: &str, to: &str) -> Session {
+        let pod = self.node.pod(name, None).unwrap();
+        self.session(&pod, "connected-udp", to)
+    }
+
     fn session(&self, place: &impl Place, kind: &str, to: &str) -> Session {
         let process = place.start_lab_pod(&["session", kind, to]).unwrap();
         let mut session = Session { process };
@@ -151,6 +155,20 @@ impl Session {
     fn expect_answer(&mut self, id: &str) {
         let report = self.command("ask");
         assert_eq!(report.id.as_deref(), Some(id), "{report:?}");
+    }
+
+    fn expect_abort(&mut self) {
+        let report = self.command("wait");
+        assert_eq!(report.errno.as_deref(), Some("ECONNABORTED"), "{report:?}");
+    }
+}
+
+/// Unconnected sockets may move; all others are where they were.
+fn expect_undisturbed(bystanders: &mut [(&str, Session)]) {
+    for (name, bystander) in bystanders {
+        if !name.starts_with("unconnected") {
+            bystander.expect_answer("one");
+        }
     }
 }
 
@@ -230,8 +248,7 @@ fn a_socket_that_only_sends_gets_an_error_and_moves() {
     let stage = Stage::new(&mut lab);
     stage.write(One::Ready, false);
     let _agent = stage.start_agent();
-    let pod = stage.node.pod("client", None).unwrap();
-    let mut client = stage.session(&pod, "connected-udp", V4);
+    let mut client = stage.client("client", V4);
 
     stage.write(One::NotReady, true);
 
@@ -255,12 +272,10 @@ fn an_endpoint_that_drains_keeps_its_sockets_until_it_no_longer_serves() {
     let stage = Stage::new(&mut lab);
     stage.write(One::Ready, false);
     let mut agent = stage.start_agent();
-    let pod = stage.node.pod("client", None).unwrap();
-    let mut client = stage.session(&pod, "connected-udp", V4);
+    let mut client = stage.client("client", V4);
     let mut bystanders = stage.bystanders();
     // Something else stops serving at the same time, so that all are looked at.
-    let other = stage.node.pod("other", None).unwrap();
-    let mut aborted = stage.session(&other, "connected-udp", V6);
+    let mut aborted = stage.client("other", V6);
 
     stage.write(One::Draining, true);
     let dns6 = stage.node.manifests().join("dns6.yaml");
@@ -273,30 +288,16 @@ fn an_endpoint_that_drains_keeps_its_sockets_until_it_no_longer_serves() {
         )
         .unwrap();
 
-    assert_eq!(
-        aborted.command("wait").errno.as_deref(),
-        Some("ECONNABORTED")
-    );
+    aborted.expect_abort();
     agent
         .wait_for_log("destroyed UDP sockets", PATIENCE)
         .unwrap();
     client.expect_answer("one");
-    for (name, bystander) in &mut bystanders {
-        if !name.starts_with("unconnected") {
-            bystander.expect_answer("one");
-        }
-    }
+    expect_undisturbed(&mut bystanders);
 
     stage.write(One::NotReady, true);
-    assert_eq!(
-        client.command("wait").errno.as_deref(),
-        Some("ECONNABORTED")
-    );
-    for (name, bystander) in &mut bystanders {
-        if !name.starts_with("unconnected") {
-            bystander.expect_answer("one");
-        }
-    }
+    client.expect_abort();
+    expect_undisturbed(&mut bystanders);
 }
 
 #[test]
@@ -306,15 +307,11 @@ fn the_last_endpoint_takes_its_sockets_along() {
     stage.write(One::Ready, false);
     let address = "127.0.0.1:10270";
     let _agent = start(&stage.node, &["--metrics-addr", address]);
-    let pod = stage.node.pod("client", None).unwrap();
-    let mut client = stage.session(&pod, "connected-udp", V4);
+    let mut client = stage.client("client", V4);
 
     stage.write(One::Gone, false);
 
-    assert_eq!(
-        client.command("wait").errno.as_deref(),
-        Some("ECONNABORTED")
-    );
+    client.expect_abort();
     let report = client.command(&format!("connect {V4}"));
     assert_eq!(report.errno.as_deref(), Some("ECONNREFUSED"));
     let metric = "\nshunt_udp_sockets_destroyed_total 1\n";
@@ -338,10 +335,7 @@ fn only_the_last_connect_of_a_socket_counts() {
 
     stage.write(One::Gone, true);
 
-    assert_eq!(
-        aborted.command("wait").errno.as_deref(),
-        Some("ECONNABORTED")
-    );
+    aborted.expect_abort();
     direct.expect_answer("one");
 }
 
@@ -351,23 +345,15 @@ fn what_stopped_while_no_agent_ran_is_made_up_for() {
     let stage = Stage::new(&mut lab);
     stage.write(One::Ready, false);
     let agent = start(&stage.node, &[]);
-    let pod = stage.node.pod("client", None).unwrap();
-    let mut client = stage.session(&pod, "connected-udp", V4);
+    let mut client = stage.client("client", V4);
     let mut bystanders = stage.bystanders();
 
     agent.kill().unwrap();
     stage.write(One::Gone, true);
     let _agent = start(&stage.node, &[]);
 
-    assert_eq!(
-        client.command("wait").errno.as_deref(),
-        Some("ECONNABORTED")
-    );
-    for (name, bystander) in &mut bystanders {
-        if !name.starts_with("unconnected") {
-            bystander.expect_answer("one");
-        }
-    }
+    client.expect_abort();
+    expect_undisturbed(&mut bystanders);
 }
 
 #[test]
@@ -402,10 +388,7 @@ fn sockets_of_what_goes_on_serving_are_left_alone() {
         if id == "two" {
             client.expect_answer("two");
         } else {
-            assert_eq!(
-                client.command("wait").errno.as_deref(),
-                Some("ECONNABORTED")
-            );
+            client.expect_abort();
         }
     }
 }
@@ -417,16 +400,7 @@ fn what_is_kept_of_a_socket_goes_with_it() {
     stage.write(One::Ready, false);
     let _agent = start(&stage.node, &[]);
     let pod = stage.node.pod("client", None).unwrap();
-    let records = || {
-        let pin = format!("v{}/udp_clients", shunt_common::LAYOUT_VERSION);
-        let output = Command::new("bpftool")
-            .args(["map", "dump", "pinned"])
-            .arg(stage.node.pins().join(pin))
-            .output()
-            .unwrap();
-        let records: Value = serde_json::from_slice(&output.stdout).unwrap();
-        records.as_array().unwrap().len()
-    };
+    let records = || dump(&stage.node, "udp_clients").len();
     let client = stage.session(&pod, "connected-udp", V4);
     let mut other = stage.session(&pod, "connected-udp", V4);
     let _unconnected = stage.session(&pod, "udp", V4);

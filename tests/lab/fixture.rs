@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::kubernetes::ControlPlane;
-use crate::{Agent, Node, target_binary};
+use crate::{Agent, Node, Place as _, Pod, Server, target_binary};
 
 /// What the agent logs once its table is written and its programs attached.
 pub const READY: &str = "ready: the table is written";
@@ -94,6 +94,24 @@ impl Service<'_> {
     }
 }
 
+/// The manifest of the Service that is the default, with these endpoints on `n1`.
+pub fn cart(endpoints: &[IpAddr]) -> String {
+    let endpoints = endpoints.iter().map(|address| (*address, "n1")).collect();
+    Service {
+        endpoints,
+        ..Service::default()
+    }
+    .yaml()
+}
+
+/// Two pods that answer at port 8080 by their names.
+pub fn servers(node: &Node) -> ([Pod; 2], [Server; 2]) {
+    let pods = ["one", "two"].map(|name| node.pod(name, None).unwrap());
+    let serve = |pod: &Pod| pod.serve("0.0.0.0:8080", pod.name()).unwrap();
+    let running = pods.each_ref().map(serve);
+    (pods, running)
+}
+
 /// A control plane on the node, ready for each [`Service`].
 pub fn control_plane(node: &Node) -> ControlPlane<'_> {
     let plane = ControlPlane::start(node).unwrap();
@@ -125,6 +143,18 @@ pub fn planned(node: &Node, args: &[&str]) -> Value {
         .output()
         .unwrap();
     assert!(output.status.success(), "plan: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The entries of one of the node's pinned maps, as bpftool prints them.
+pub fn dump(node: &Node, map: &str) -> Vec<Value> {
+    let pin = format!("v{}/{map}", shunt_common::LAYOUT_VERSION);
+    let output = Command::new("bpftool")
+        .args(["map", "dump", "pinned"])
+        .arg(node.pins().join(pin))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{map}: {}", stderr(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 

@@ -10,6 +10,8 @@ use std::path::Path;
 
 use aya::Pod;
 use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_link_info};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::GetStruct;
 
 /// What a pinned cgroup link is attached to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -30,24 +32,19 @@ pub fn netns_cookie() -> io::Result<u64> {
 
 /// Cookie of a socket's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
 pub fn netns_cookie_of(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: value and length are ours, and the length is that of the value.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 {
-        Ok(cookie)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    getsockopt(&socket, NetnsCookie).map_err(io::Error::from)
 }
+
+#[derive(Clone, Copy)]
+struct NetnsCookie;
+
+nix::getsockopt_impl!(
+    NetnsCookie,
+    libc::SOL_SOCKET,
+    libc::SO_NETNS_COOKIE,
+    u64,
+    GetStruct<u64>
+);
 
 /// Opens a pinned object.
 pub(super) fn open_pinned(path: &Path) -> io::Result<OwnedFd> {

@@ -230,6 +230,8 @@ fn parse(listed: &[u8]) -> Option<UdpSocket> {
 mod tests {
     use std::net::UdpSocket as StdUdpSocket;
 
+    use nix::sys::socket::getsockopt;
+    use nix::sys::socket::sockopt::GetStruct;
     use proptest::prelude::*;
 
     use super::*;
@@ -252,26 +254,20 @@ mod tests {
             let peer = (address::from_ip(own.ip()), own.port().to_be_bytes());
             let found: Vec<_> = listed.iter().filter(|it| it.peer() == peer).collect();
             assert_eq!(found.len(), 1, "{own}: {listed:?}");
-            assert_eq!(found[0].cookie(), cookie(&socket));
+            assert_eq!(found[0].cookie(), getsockopt(&socket, Cookie).unwrap());
         }
     }
 
-    fn cookie(socket: &StdUdpSocket) -> u64 {
-        let mut cookie = 0_u64;
-        let mut length = size_of::<u64>() as libc::socklen_t;
-        // SAFETY: value and length are ours, and the length is that of the value.
-        let result = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_COOKIE,
-                (&raw mut cookie).cast(),
-                &raw mut length,
-            )
-        };
-        assert_eq!(result, 0);
-        cookie
-    }
+    #[derive(Clone, Copy)]
+    struct Cookie;
+
+    nix::getsockopt_impl!(
+        Cookie,
+        libc::SOL_SOCKET,
+        libc::SO_COOKIE,
+        u64,
+        GetStruct<u64>
+    );
 
     proptest! {
         #[test]
