@@ -68,30 +68,39 @@ pub fn splice_members(pins: &Pins) -> Result<usize, ReadError> {
 }
 
 /// What the connect hook keeps of connected UDP sockets.
-pub struct UdpClients(HashMap<MapData, u64, UdpClient>);
+pub struct UdpClients {
+    clients: HashMap<MapData, u64, UdpClient>,
+    /// The same map, for batches, which aya has no function for.
+    fd: OwnedFd,
+}
 
 impl UdpClients {
     /// Opens the pinned map.
     pub fn open(pins: &Pins) -> Result<Self, ReadError> {
-        open(pins, map::UDP_CLIENTS, Map::LruHashMap).map(Self)
+        Ok(Self {
+            clients: open(pins, map::UDP_CLIENTS, Map::LruHashMap)?,
+            fd: open_fd(pins, map::UDP_CLIENTS)?,
+        })
     }
 
     /// All of them, by the cookies of the sockets.
     pub fn all(&self) -> Result<Vec<(u64, UdpClient)>, ReadError> {
-        let cookies = keys(self.0.keys(), map::UDP_CLIENTS)?;
-        let client = |cookie| Some((cookie, self.get(cookie)?));
-        Ok(cookies.into_iter().filter_map(client).collect())
+        sys::elements(self.fd.as_fd())
+            .map_err(MapError::IoError)
+            .map_err(reading(map::UDP_CLIENTS))
     }
 
     /// One, if it is still there.
     pub fn get(&self, cookie: u64) -> Option<UdpClient> {
-        self.0.get(&cookie, 0).ok()
+        self.clients.get(&cookie, 0).ok()
     }
 }
 
 /// The maps of the splice.
 pub struct Pairs {
     pairs: HashMap<MapData, u64, Pair>,
+    /// The same map, for batches, which aya has no function for.
+    pairs_fd: OwnedFd,
     config: Array<MapData, SpliceConfig>,
     switch: Array<MapData, u32>,
     counters: PerCpuArray<MapData, u64>,
@@ -102,6 +111,7 @@ impl Pairs {
     pub fn open(pins: &Pins) -> Result<Self, ReadError> {
         Ok(Self {
             pairs: open(pins, map::PAIRS, Map::HashMap)?,
+            pairs_fd: open_fd(pins, map::PAIRS)?,
             config: open(pins, map::SPLICE_CONFIG, Map::Array)?,
             switch: open(pins, map::SPLICE_SWITCH, Map::Array)?,
             counters: open(pins, map::COUNTERS, Map::PerCpuArray)?,
@@ -110,9 +120,8 @@ impl Pairs {
 
     /// All of them, by the cookie of the client's socket.
     pub fn all(&self) -> Result<BTreeMap<u64, Pair>, ReadError> {
-        let cookies = keys(self.pairs.keys(), map::PAIRS)?;
-        let pair = |cookie| Some((cookie, self.get(cookie)?));
-        Ok(cookies.into_iter().filter_map(pair).collect())
+        let pairs = sys::elements(self.pairs_fd.as_fd()).map_err(MapError::IoError);
+        Ok(pairs.map_err(reading(map::PAIRS))?.into_iter().collect())
     }
 
     /// One, if it is still there.

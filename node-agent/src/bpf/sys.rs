@@ -105,9 +105,27 @@ pub(super) fn update_batch<K: Pod, V: Pod>(
     bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
 }
 
-/// Counts the elements of a hash map, many with one call (Linux 5.6). Those that
-/// others insert or delete meanwhile may count or not.
+/// Counts the elements of a hash map. Those that others insert or delete
+/// meanwhile may count or not.
 pub(super) fn count<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut total = 0;
+    walk(map, |keys: &[K], _: &[V]| total += keys.len())?;
+    Ok(total)
+}
+
+/// The elements of a hash map, as far as others do not change them meanwhile.
+/// To go from key to key, as `BPF_MAP_GET_NEXT_KEY` does, begins anew whenever
+/// the last key was deleted, and may never end where much comes and goes.
+pub(super) fn elements<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
+    let mut elements = Vec::new();
+    walk(map, |keys, values| {
+        elements.extend(keys.iter().copied().zip(values.iter().copied()));
+    })?;
+    Ok(elements)
+}
+
+/// Shows all elements of a hash map, many with one call (Linux 5.6).
+fn walk<K: Pod, V: Pod>(map: BorrowedFd<'_>, mut show: impl FnMut(&[K], &[V])) -> io::Result<()> {
     // A bucket is told whole or not at all, and is rarely longer than a few.
     const AT_ONCE: usize = 4096;
     let mut keys = Vec::<K>::with_capacity(AT_ONCE);
@@ -115,7 +133,6 @@ pub(super) fn count<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<usize> {
     // Where to go on: for hash maps a bucket's number
     // (`__htab_map_lookup_and_delete_batch` in `kernel/bpf/hashtab.c`).
     let mut bucket = 0_u32;
-    let mut total = 0;
     let mut first = true;
     loop {
         let mut attr = zeroed();
@@ -129,14 +146,24 @@ pub(super) fn count<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<usize> {
         attr.batch.map_fd = map.as_raw_fd().cast_unsigned();
         let result = bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr);
         // SAFETY: the kernel has written the count, also with ENOENT.
-        total += unsafe { attr.batch.count } as usize;
-        first = false;
-        match result {
-            Ok(_) => {}
+        let count = (unsafe { attr.batch.count } as usize).min(AT_ONCE);
+        let is_end = match result {
+            Ok(_) => false,
             // That was the end.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(total),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
             Err(error) => return Err(error),
+        };
+        // SAFETY: the kernel has written so many of each, and every `Pod` is valid
+        // whatever its bytes are.
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count);
         }
+        show(&keys, &values);
+        if is_end {
+            return Ok(());
+        }
+        first = false;
     }
 }
 

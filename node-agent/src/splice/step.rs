@@ -105,7 +105,13 @@ impl Phase {
         let members = ends.iter().filter(|end| end.member != 0).count();
         let is_given_up = ends.iter().any(|end| end.is_latched() || end.frozen != 0);
         match members {
-            0 => Self::NEW,
+            0 if pair.promotions == 0 => Self::NEW,
+            // Who took it out may not have come to wake the readers.
+            0 => Self::Draining {
+                reason: SpliceReason::NotEngaged,
+                looks: 0,
+                copied: [0; 2],
+            },
             2 if !is_given_up => Self::verifying(),
             _ => Self::Freezing(SpliceReason::NotEngaged),
         }
