@@ -265,9 +265,10 @@ impl<'a> Agent<'a> {
             return Ok(());
         }
         let now = Instant::now();
-        if self.look_at.is_some_and(|due| due <= now) || self.lacks_cgroup() {
-            self.state.apply(Event::PodCgroups(self.pod_cgroups.look()));
-            self.look_at = self.lacks_cgroup().then_some(now + POD_CGROUPS);
+        // While a cgroup is lacking, not each batch brings another look.
+        let is_due = self.look_at.map(|due| due <= now);
+        if is_due.unwrap_or_else(|| self.lacks_cgroup()) {
+            self.look(now);
         }
         let desired = plan(&self.state, &self.config.node_name, &self.config.policy);
         let ops = diff(self.applier.actual(), &desired);
@@ -316,6 +317,16 @@ impl<'a> Agent<'a> {
     fn look_for_pods(&mut self) -> Result<(), AgentError> {
         self.look_at = Some(Instant::now());
         self.reconcile()
+    }
+
+    fn look(&mut self, now: Instant) {
+        let found = self.pod_cgroups.look();
+        let is_none_there = found.is_empty();
+        self.state.apply(Event::PodCgroups(found));
+        self.look_at = self.lacks_cgroup().then_some(now + POD_CGROUPS);
+        if is_none_there && self.lacks_cgroup() {
+            self.pod_cgroups.warn_of_version_1();
+        }
     }
 
     /// Whether a pod is to be left alone whose cgroup is not known.

@@ -102,33 +102,41 @@ impl Cgroup {
     /// private cgroup namespace, the one that process 1 sees.
     fn root() -> Result<Self, CgroupError> {
         let mut fallback = None;
-        for (mountinfo, prefix) in [
-            ("/proc/self/mountinfo", ""),
-            ("/proc/1/mountinfo", "/proc/1/root"),
-        ] {
-            let text = fs::read_to_string(mountinfo).unwrap_or_default();
-            for mount in cgroup2_mounts(&text) {
-                let Ok(cgroup) = Self::open(Path::new(&format!("{prefix}{mount}"))) else {
-                    continue;
-                };
-                if cgroup.id == ROOT_INODE {
-                    return Ok(cgroup);
-                }
-                fallback.get_or_insert(cgroup);
+        for mount in mounts_of_machine("cgroup2") {
+            let Ok(cgroup) = Self::open(&mount) else {
+                continue;
+            };
+            if cgroup.id == ROOT_INODE {
+                return Ok(cgroup);
             }
+            fallback.get_or_insert(cgroup);
         }
         fallback.ok_or(CgroupError::NotMounted)
     }
 }
 
-/// The mount points of type cgroup2 (proc(5), "/proc/pid/mountinfo": the type
-/// follows the separator "-").
-fn cgroup2_mounts(mountinfo: &str) -> Vec<String> {
+/// The mounts of a type that this process sees, and then those that process 1 does.
+pub(super) fn mounts_of_machine(kind: &str) -> Vec<PathBuf> {
+    let views = [
+        ("/proc/self/mountinfo", ""),
+        ("/proc/1/mountinfo", "/proc/1/root"),
+    ];
+    let of_view = |(mountinfo, prefix)| {
+        let text = fs::read_to_string(mountinfo).unwrap_or_default();
+        let mounts = mounts(&text, kind).into_iter();
+        mounts.map(move |it| PathBuf::from(format!("{prefix}{it}")))
+    };
+    views.into_iter().flat_map(of_view).collect()
+}
+
+/// The mount points of a type (proc(5), "/proc/pid/mountinfo": the type follows the
+/// separator "-").
+fn mounts(mountinfo: &str, kind: &str) -> Vec<String> {
     let mount_point = |line: &str| {
         let (fields, rest) = line.split_once(" - ")?;
-        let is_cgroup2 = rest.split(' ').next() == Some("cgroup2");
+        let is_of_kind = rest.split(' ').next() == Some(kind);
         let point = fields.split(' ').nth(4)?;
-        is_cgroup2.then(|| unescape(point))
+        is_of_kind.then(|| unescape(point))
     };
     mountinfo.lines().filter_map(mount_point).collect()
 }
@@ -146,14 +154,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cgroup2_mount_is_found_on_pure_and_hybrid_hosts() {
+    fn the_mounts_are_found_on_pure_and_hybrid_hosts() {
         let pure = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        assert_eq!(cgroup2_mounts(pure), ["/sys/fs/cgroup"]);
+        assert_eq!(mounts(pure, "cgroup2"), ["/sys/fs/cgroup"]);
+        assert!(mounts(pure, "cgroup").is_empty());
         let hybrid = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                       33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                       41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(cgroup2_mounts(hybrid), ["/sys/fs/cgroup/unified"]);
-        assert!(cgroup2_mounts("garbage\n1 2 3 - cgroup2\n").is_empty());
+        assert_eq!(mounts(hybrid, "cgroup2"), ["/sys/fs/cgroup/unified"]);
+        assert_eq!(mounts(hybrid, "cgroup"), ["/sys/fs/cgroup/cpu"]);
+        assert!(mounts("garbage\n1 2 3 - cgroup2\n", "cgroup2").is_empty());
     }
 
     #[test]

@@ -16,6 +16,7 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tracing::warn;
 
+use super::cgroup::mounts_of_machine;
 use crate::state::PodCgroupIds;
 
 /// Pods are 2 or 3 levels below the root, in nested clusters at up to 7.
@@ -30,6 +31,7 @@ pub struct PodCgroups {
     watcher: Option<RecommendedWatcher>,
     watched: Vec<PathBuf>,
     changes: UnboundedReceiver<()>,
+    has_warned: bool,
 }
 
 /// The directory of a pod's cgroup, by the uid in its name.
@@ -74,6 +76,7 @@ impl PodCgroups {
             watcher,
             watched: Vec::new(),
             changes,
+            has_warned: false,
         }
     }
 
@@ -97,6 +100,22 @@ impl PodCgroups {
         }
     }
 
+    /// Tells, once, if the pods have cgroups where no program can tell them apart.
+    pub fn warn_of_version_1(&mut self) {
+        if self.has_warned {
+            return;
+        }
+        if let Some(pod) = any_pod(&mounts_of_machine("cgroup")) {
+            self.has_warned = true;
+            warn!(
+                example = %pod.display(),
+                "the pods of this node are in cgroup version 1: those that opted out, and those of \
+                 a mesh, are translated all the same; let the kubelet use cgroup version 2, or \
+                 annotate the Services that they call with shunt.dev/mode: off"
+            );
+        }
+    }
+
     /// Follows these directories; returns whether any is new.
     fn follow(&mut self, parents: Vec<PathBuf>) -> bool {
         let Some(watcher) = &mut self.watcher else {
@@ -113,6 +132,15 @@ impl PodCgroups {
         self.watched = parents;
         any_new
     }
+}
+
+/// The cgroup of any pod below one of these.
+fn any_pod(hierarchies: &[PathBuf]) -> Option<PathBuf> {
+    hierarchies.iter().find_map(|root| {
+        let mut found = Found::default();
+        found.walk(root, 0, false);
+        found.directories.into_values().next()
+    })
 }
 
 impl Found {
@@ -193,6 +221,12 @@ mod tests {
         found.walk(root.path(), 0, false);
         assert_eq!(found.ids.keys().map(|it| &**it).collect::<Vec<_>>(), [UID]);
         assert_eq!(pod_cgroup(root.path(), UID).as_ref(), Some(&pod));
+        let elsewhere = root.path().join("system.slice");
+        assert_eq!(any_pod(std::slice::from_ref(&elsewhere)), None);
+        assert_eq!(
+            any_pod(&[elsewhere, root.path().to_owned()]),
+            Some(pod.clone())
+        );
         let inside = pod.join("container");
         assert_eq!(uid_in(inside.to_str().unwrap()).as_deref(), Some(UID));
         let parents: Vec<_> = found

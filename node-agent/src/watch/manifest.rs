@@ -3,7 +3,6 @@
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -144,19 +143,33 @@ fn read<T: DeserializeOwned>(
     let metadata = value.get("metadata").cloned().unwrap_or_default();
     match T::deserialize(value) {
         Ok(parsed) => convert(parsed).transpose(),
-        Err(error) => Some(Err(malformed(kind, metadata, &error))),
+        Err(error) => Some(Err(malformed(kind, &metadata, &error))),
     }
 }
 
 /// The object has the wrong shape; its name may still be readable.
-fn malformed(kind: Kind, metadata: Value, error: &serde_json::Error) -> Rejected {
-    let metadata = ObjectMeta::deserialize(metadata).unwrap_or_default();
+fn malformed(kind: Kind, metadata: &Value, error: &serde_json::Error) -> Rejected {
+    let metadata = readable(metadata);
     let name = convert::name_of(kind, &metadata);
     let service = convert::owner(&metadata);
     Rejected {
         object: ObjectRef { kind, name },
         service,
         reason: Reason::Malformed(error.to_string()),
+    }
+}
+
+/// What names the object, and the labels that can be read: the others may be what
+/// is wrong.
+fn readable(metadata: &Value) -> ObjectMeta {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let labels = metadata["labels"].as_object().into_iter().flatten();
+    let labels = labels.filter_map(|(key, value)| Some((key.clone(), text(value)?)));
+    ObjectMeta {
+        name: text(&metadata["name"]),
+        namespace: text(&metadata["namespace"]),
+        labels: Some(labels.collect()),
+        ..ObjectMeta::default()
     }
 }
 
@@ -213,6 +226,31 @@ mod tests {
             found[0].starts_with("Service default/cart is left out:"),
             "{found:?}"
         );
+        for (kind, expected) in [
+            ("v1, kind: Node", "Node a is left out: invalid type: null"),
+            (
+                "v1, kind: Service",
+                "Service b/a is left out: invalid type: null",
+            ),
+        ] {
+            let text = format!(
+                "{{apiVersion: {kind}, metadata: {{name: a, namespace: b, labels: {{zone: null}}}}}}"
+            );
+            let found = names(&parse(&text));
+            assert!(found[0].starts_with(expected), "{found:?}");
+        }
+    }
+
+    /// So that the connects of that Service pass.
+    #[test]
+    fn a_slice_of_the_wrong_shape_tells_its_service() {
+        let text = "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: x, \
+                    namespace: b, labels: {kubernetes.io/service-name: a, other: null}}}";
+        let [Document::Objects(objects)] = &parse(text)[..] else {
+            panic!("one document");
+        };
+        let service = objects[0].as_ref().unwrap_err().service.as_ref().unwrap();
+        assert_eq!((&*service.namespace, &*service.name), ("b", "a"));
     }
 
     #[test]
