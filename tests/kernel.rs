@@ -3,17 +3,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lab::{Lab, Node, Place as _, Pod};
 use node_agent::apply::Applier;
-use node_agent::bpf::{Cgroup, Features, KernelMaps, Loaded, Loader, Pins, splice_members};
+use node_agent::bpf::{Cgroup, Features, KernelMaps, Loaded, Loader, Pins};
 use node_agent::diff::diff;
-use node_agent::splice::{Follower, Settings};
 use node_agent::tables::{
     Endpoint, Frontend, Prefer, Protocol, Route, Scope, ServicePortName, Tables, Tier, Verdict,
 };
-use shunt_common::{Counter, Heartbeat, SpliceMode, Wish};
+use shunt_common::{Counter, Heartbeat, Wish};
 
 const CLUSTER_IP: &str = "10.96.0.10";
 
@@ -23,7 +22,7 @@ struct Attached {
     applier: Applier,
     pins: Pins,
     cgroup: Cgroup,
-    loaded: Loaded,
+    _loaded: Loaded,
 }
 
 impl Attached {
@@ -42,7 +41,7 @@ impl Attached {
             applier,
             pins,
             cgroup,
-            loaded,
+            _loaded: loaded,
         }
     }
 
@@ -163,63 +162,6 @@ fn a_service_without_endpoints_refuses_at_once_with_econnrefused() {
         assert_eq!(report.errno.as_deref(), Some("ECONNREFUSED"), "{target}");
     }
     assert_eq!(shunt.count(Counter::Refused), 2);
-}
-
-#[test]
-fn a_spliced_pair_carries_a_checked_stream_past_tcp() {
-    let mut lab = Lab::new("splice").unwrap();
-    let node = lab.node("n1").unwrap();
-    let (client, server) = (
-        node.pod("client", None).unwrap(),
-        node.pod("web", None).unwrap(),
-    );
-    let mut listener = server
-        .start_lab_pod(&[
-            "stream",
-            "--listen",
-            "[::]:8080",
-            "--bytes",
-            "500000000",
-            "--seed",
-            "7",
-        ])
-        .unwrap();
-    let _ready: lab::report::Listening = listener.report().unwrap();
-    let mut shunt = Attached::to(&node);
-    let settings = Settings {
-        mode: SpliceMode::OptIn,
-        after: Duration::ZERO,
-        memory: 1 << 30,
-        max_pairs: 10,
-        rate: 10,
-    };
-    let manage = shunt.loaded.manage().unwrap();
-    let _follower = Follower::start(&shunt.pins, manage, settings).unwrap();
-    shunt.set(vec![(
-        frontend(CLUSTER_IP, 80),
-        route(Verdict::Balance, &[at(&server, 8080)], true),
-    )]);
-
-    let target = format!("{CLUSTER_IP}:80");
-    let sent: lab::report::StreamReport = client
-        .lab_pod(&[
-            "stream",
-            "--connect",
-            &target,
-            "--bytes",
-            "500000000",
-            "--seed",
-            "7",
-        ])
-        .unwrap();
-    let received: lab::report::StreamReport = listener.finish().unwrap();
-
-    assert!(sent.ok && received.ok, "{sent:?} {received:?}");
-    assert_eq!(shunt.count(Counter::PairsFound), 1);
-    assert!(shunt.count(Counter::MessagesSpliced) > 0);
-    let left = shunt.maps.pairs().unwrap();
-    assert!(left.is_empty(), "closed sockets leave no entry: {left:?}");
-    assert_eq!(splice_members(&shunt.pins).unwrap(), 0);
 }
 
 #[test]

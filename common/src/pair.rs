@@ -267,6 +267,38 @@ pub struct SpliceConfig {
     pub wishes: u8,
     /// The self-test's listener, network byte order; zeros if none runs.
     pub self_test_port: [u8; 2],
+    /// [`SelfTest`]: which check has failed, if any. Only people read it.
+    pub self_test: u32,
+}
+
+/// What became of the self-test: a check of the kernel that failed.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SelfTest {
+    /// It was not run, or not yet.
+    Pending = 0,
+    /// None has failed.
+    Passed = 1,
+    /// Two sockets of one connection find each other.
+    Registration = 2,
+    /// They can be put into the map.
+    Promotion = 3,
+    /// Bytes arrive in order.
+    Order = 4,
+    /// Messages are redirected.
+    Engagement = 5,
+    /// Each message wakes an edge-triggered reader.
+    Wakeups = 6,
+    /// FIONREAD tells of redirected bytes.
+    Fionread = 7,
+    /// What a slow reader holds is counted and limited.
+    SlowReader = 8,
+    /// A pair gets back to TCP.
+    Demotion = 9,
+    /// The end of the stream comes last.
+    End = 10,
+    /// It could not be run.
+    Failed = 11,
 }
 
 /// Which pairs are registered.
@@ -311,7 +343,7 @@ pub enum EventKind {
 const _: () = assert!(size_of::<End>() == 64 && align_of::<End>() == 8);
 const _: () = assert!(size_of::<Pair>() == 224 && align_of::<Pair>() == 8);
 const _: () = assert!(size_of::<EndKey>() == 16 && align_of::<EndKey>() == 8);
-const _: () = assert!(size_of::<SpliceConfig>() == 8);
+const _: () = assert!(size_of::<SpliceConfig>() == 12);
 const _: () = assert!(size_of::<SpliceEvent>() == 16 && align_of::<SpliceEvent>() == 8);
 
 impl End {
@@ -427,6 +459,45 @@ impl EndKey {
             Role::Server => Role::Client,
         };
         Self::new(self.pair, role)
+    }
+}
+
+impl SelfTest {
+    /// Of the number in [`SpliceConfig`].
+    pub const fn from_u32(value: u32) -> Option<Self> {
+        Some(match value {
+            0 => Self::Pending,
+            1 => Self::Passed,
+            2 => Self::Registration,
+            3 => Self::Promotion,
+            4 => Self::Order,
+            5 => Self::Engagement,
+            6 => Self::Wakeups,
+            7 => Self::Fionread,
+            8 => Self::SlowReader,
+            9 => Self::Demotion,
+            10 => Self::End,
+            11 => Self::Failed,
+            _ => return None,
+        })
+    }
+
+    /// In words.
+    pub const fn what(self) -> &'static str {
+        match self {
+            Self::Pending => "not run yet",
+            Self::Passed => "passed",
+            Self::Registration => "the two sockets of a connection did not find each other",
+            Self::Promotion => "a connection could not be promoted",
+            Self::Order => "bytes did not arrive in order",
+            Self::Engagement => "messages were not redirected",
+            Self::Wakeups => "a message did not wake its edge-triggered reader",
+            Self::Fionread => "FIONREAD does not tell of redirected bytes",
+            Self::SlowReader => "what a slow reader holds is not limited",
+            Self::Demotion => "a connection did not get back to TCP",
+            Self::End => "the end of a stream did not come last",
+            Self::Failed => "it could not be run; the agent's log says why",
+        }
     }
 }
 

@@ -40,4 +40,4 @@ pub use pidfd::{PidFd, touch_low_water};
 pub use pins::{Pins, PinsError, PinsLock};
 pub use pod_cgroups::{PodCgroups, pod_cgroup, uid_in};
 pub use self_check::{SelfCheckError, self_check};
-pub use sys::{netns_cookie as own_netns_cookie, netns_cookie_of};
+pub use sys::{netns_cookie as own_netns_cookie, netns_cookie_of, socket_cookie, unread_bytes};

@@ -9,6 +9,7 @@
 mod follower;
 mod kick;
 mod namespaces;
+mod self_test;
 pub mod step;
 
 pub use follower::{Follower, Settings, StartError};

@@ -293,6 +293,12 @@ impl KernelMaps {
         self.pairs.all()
     }
 
+    /// What the programs were told of splicing.
+    pub fn splice_config(&self) -> Result<SpliceConfig, ReadError> {
+        let config = self.pairs.config.get(&0, 0);
+        config.map_err(reading(map::SPLICE_CONFIG))
+    }
+
     /// Whether the operator has switched the splice off.
     pub fn is_switched_off(&self) -> Result<bool, ReadError> {
         self.pairs.is_switched_off()

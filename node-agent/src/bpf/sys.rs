@@ -46,6 +46,39 @@ nix::getsockopt_impl!(
     GetStruct<u64>
 );
 
+/// Number that no other socket of this machine has or had (`SO_COOKIE`).
+pub fn socket_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: value and length are ours, and the length is that of the value.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(cookie)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// What `FIONREAD` tells of a socket.
+pub fn unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer there.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+    if result == 0 {
+        u32::try_from(bytes).map_err(io::Error::other)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Opens a pinned object.
 pub(super) fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;

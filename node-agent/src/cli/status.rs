@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use shunt_common::{Clients, Counter, Heartbeat, LAYOUT_VERSION, LeftAlone, Reason};
+use shunt_common::{
+    Clients, Counter, Heartbeat, LAYOUT_VERSION, LeftAlone, Reason, SelfTest, SpliceMode,
+};
 
 use super::{Output, PinsArgs, print};
 use crate::agent::since_boot_ns;
@@ -40,7 +42,7 @@ struct StatusReport {
     clients: ClientsStatus,
     /// Where the agent serves metrics, or why not; null if it was not asked to.
     metrics: Option<String>,
-    splicing: FeatureStatus,
+    splicing: SplicingStatus,
     udp_cleanup: FeatureStatus,
     programs: Vec<ProgramStatus>,
     maps: Vec<MapStatus>,
@@ -82,6 +84,21 @@ struct FeatureStatus {
     reason: Option<String>,
 }
 
+/// Whether connections are spliced.
+#[derive(Debug, Serialize)]
+struct SplicingStatus {
+    /// Whether this kernel can, as far as is known.
+    available: bool,
+    /// Why not, or what the agent's self-test has found.
+    reason: Option<String>,
+    /// Which connections: `off`, `opt-in` or `auto`.
+    mode: &'static str,
+    /// `shunt splice off`.
+    switched_off: bool,
+    /// What the agent has found out about this kernel.
+    self_test: &'static str,
+}
+
 #[derive(Debug, Serialize)]
 struct ProgramStatus {
     name: &'static str,
@@ -120,7 +137,7 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
             left_alone: maps.left_alone()?.into_iter().map(client_status).collect(),
         },
         metrics: Some(node.metrics().to_owned()).filter(|text| !text.is_empty()),
-        splicing: splicing_status(Features::probe().splicing()),
+        splicing: splicing_status(Features::probe().splicing(), &maps)?,
         udp_cleanup: FeatureStatus::new(cleanup::probe().err().map(|it| it.to_string())),
         programs: programs(&pins).into_iter().map(program_status).collect(),
         maps: maps.fill()?.into_iter().map(map_status).collect(),
@@ -175,11 +192,41 @@ impl FeatureStatus {
     }
 }
 
-fn splicing_status(splicing: Splicing) -> FeatureStatus {
-    FeatureStatus::new(match splicing {
-        Splicing::Available(_) => None,
+fn splicing_status(splicing: Splicing, maps: &KernelMaps) -> Result<SplicingStatus> {
+    let config = maps.splice_config()?;
+    let reason = match splicing {
         Splicing::Unavailable(reason) => Some(reason),
+        Splicing::Available(_) => match SelfTest::from_u32(config.self_test) {
+            Some(SelfTest::Pending | SelfTest::Passed) => None,
+            Some(failed) => Some(format!("the self-test has failed: {}", failed.what())),
+            None => Some(format!("the self-test has failed ({})", config.self_test)),
+        },
+    };
+    Ok(SplicingStatus {
+        available: reason.is_none(),
+        reason,
+        mode: match config.mode {
+            mode if mode == SpliceMode::OptIn as u8 => "opt-in",
+            mode if mode == SpliceMode::Auto as u8 => "auto",
+            _ => "off",
+        },
+        switched_off: maps.is_switched_off()?,
+        self_test: SelfTest::from_u32(config.self_test).map_or("unknown", SelfTest::what),
     })
+}
+
+fn splicing_text(status: &SplicingStatus) -> String {
+    match (&status.reason, status.switched_off, status.mode) {
+        (Some(reason), _, _) => format!("off: {reason}"),
+        (None, true, _) => "switched off (shunt splice off)".to_owned(),
+        (None, false, "opt-in") => {
+            "opt-in: for Services and pods with shunt.dev/splice: \"on\"".to_owned()
+        }
+        (None, false, "auto") => {
+            "auto: for all but Services and pods with shunt.dev/splice: \"off\"".to_owned()
+        }
+        (None, false, _) => "off (--splice off)".to_owned(),
+    }
 }
 
 fn program_status(program: ProgramState) -> ProgramStatus {
@@ -231,9 +278,7 @@ fn map_status(fill: Fill) -> MapStatus {
 
 fn text(report: &StatusReport, counters: &[u64; Counter::COUNT]) -> String {
     let zone = report.zone.as_deref().unwrap_or("unknown");
-    let splicing = report
-        .splicing
-        .text(", for Services with shunt.dev/splice: \"on\"");
+    let splicing = splicing_text(&report.splicing);
     let udp = report
         .udp_cleanup
         .text(": sockets are destroyed when their endpoint stops serving");

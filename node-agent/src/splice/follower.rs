@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use aya::maps::{MapData, RingBuf};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use shunt_common::{
-    EventKind, OWN_NAMESPACE, Operation, Pair, SpliceConfig, SpliceEvent, SpliceMode, SpliceReason,
-    Task,
+    EventKind, OWN_NAMESPACE, Operation, Pair, SelfTest, SpliceConfig, SpliceEvent, SpliceMode,
+    SpliceReason, Task,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::kick::kick;
 use super::namespaces::Namespaces;
+use super::self_test::{self, Failure};
 use super::step::{Event, Phase, Step, step};
 use crate::bpf::{Manage, Pairs, Pins, ReadError, splice_events};
 
@@ -84,6 +85,7 @@ impl Follower {
         let thread = thread::Builder::new()
             .name("splice".to_owned())
             .spawn(move || {
+                work.test_kernel();
                 while !is_stopped.load(Ordering::Relaxed) {
                     work.turn();
                 }
@@ -182,7 +184,7 @@ impl Work {
             agenda: BTreeSet::new(),
             members: 0,
             wishes,
-            is_off: pairs.is_switched_off()?,
+            is_off: false,
             next_tick: now,
             tokens: f64::from(settings.rate),
             refilled: now,
@@ -199,6 +201,36 @@ impl Work {
             );
         }
         Ok(work)
+    }
+
+    /// Splices nothing if this kernel does not do what it takes.
+    fn test_kernel(&mut self) {
+        if self.settings.mode == SpliceMode::Off {
+            return;
+        }
+        let result = self.run_self_test();
+        self.configured.self_test_port = [0; 2];
+        self.configured.self_test = match result {
+            Ok(()) => SelfTest::Passed as u32,
+            Err(Failure::Check(check)) => check as u32,
+            Err(Failure::Io(_)) => SelfTest::Failed as u32,
+        };
+        if let Err(error) = result {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            error!(%error, cause, "nothing is spliced");
+            self.settings.mode = SpliceMode::Off;
+        }
+        if let Err(error) = self.configure(true) {
+            warn!(%error, "cannot tell the programs what to splice");
+        }
+    }
+
+    fn run_self_test(&mut self) -> Result<(), Failure> {
+        let listener = self_test::listener()?;
+        self.configured.self_test_port = listener.local_addr()?.port().to_be_bytes();
+        self.configure(true).map_err(io::Error::other)?;
+        let queue_bytes = self.configured.queue_bytes;
+        self_test::run(&self.manage, &self.pairs, &listener, queue_bytes)
     }
 
     /// Waits for something to do, and does it.
@@ -273,7 +305,8 @@ impl Work {
     }
 
     fn tick(&mut self, now: Instant) {
-        match self.pairs.is_switched_off() {
+        let is_off = self.pairs.is_switched_off();
+        match is_off.map(|it| it || self.settings.mode == SpliceMode::Off) {
             Ok(is_off) if is_off != self.is_off => self.switch(is_off, now),
             Ok(_) => {}
             Err(error) => warn!(%error, "cannot read the switch of the splice"),
@@ -515,6 +548,7 @@ impl Work {
             mode: self.settings.mode as u8,
             wishes: u8::from(self.wishes.load(Ordering::Relaxed)),
             self_test_port: self.configured.self_test_port,
+            self_test: self.configured.self_test,
         };
         if first || config != self.configured {
             self.pairs.configure(config)?;
