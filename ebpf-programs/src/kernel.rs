@@ -10,6 +10,7 @@
 
 use aya_ebpf::Global;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
+use shunt_common::End;
 
 /// What the agent sets where a kernel has no such field.
 const ABSENT: u32 = u32::MAX;
@@ -49,7 +50,7 @@ pub(crate) struct Unreadable;
 
 /// Address of a `struct tcp_sock`.
 #[derive(Clone, Copy)]
-pub(crate) struct TcpSock(pub(crate) u64);
+pub(crate) struct TcpSock(u64);
 
 /// Address of a `struct file`.
 #[derive(Clone, Copy)]
@@ -67,6 +68,15 @@ fn read<T: Copy>(address: u64, offset: &Global<u32>) -> Result<T, Unreadable> {
 }
 
 impl TcpSock {
+    /// Of an end. The address is read anew: where the compiler knows that it equals
+    /// a pointer, it counts with that one, which the verifier forbids.
+    #[inline(always)]
+    pub(crate) fn of(end: &End) -> Self {
+        let address: *const u64 = &end.tcp_sock;
+        // SAFETY: a field of a map's value.
+        Self(unsafe { address.read_volatile() })
+    }
+
     #[inline(always)]
     pub(crate) fn write_seq(self) -> Result<u32, Unreadable> {
         read(self.0, &OFFSET_WRITE_SEQ)

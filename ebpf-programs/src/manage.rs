@@ -106,7 +106,11 @@ fn do_task(ctx: &TcContext, task: &mut Task) {
         verdict = promote(ctx, task.pair, pair, task);
     }
     if task.operation == Operation::Release as u32 {
-        release(task.pair, pair, task);
+        // Of each end it must be known that no sender was inside its peer before
+        // it is known that nothing waits to be read.
+        let client_before = task.ends[0];
+        look(ctx, pair, Role::Client, task);
+        release(task.pair, pair, task, &client_before);
     }
     if task.operation <= Operation::Promote as u32 {
         pair.verdict = verdict as u8;
@@ -128,7 +132,7 @@ fn look(ctx: &TcContext, pair: &Pair, role: Role, task: &mut Task) -> SpliceReas
     };
     let verdict = if is_same(socket, end) {
         state.flags |= EndState::FOUND;
-        inspect(address(end), end, state).unwrap_or(SpliceReason::Closing)
+        inspect(TcpSock::of(end), end, state).unwrap_or(SpliceReason::Closing)
     } else {
         SpliceReason::Gone
     };
@@ -268,12 +272,12 @@ fn insert(ctx: &TcContext, key: u64, pair: &Pair, role: Role, netns_id: i32) -> 
 
 /// Takes out each end that nothing can be on its way to.
 #[inline(always)]
-fn release(key: u64, pair: &mut Pair, task: &mut Task) {
+fn release(key: u64, pair: &mut Pair, task: &mut Task, client_before: &EndState) {
     let [client, server] = &mut task.ends;
     if may_go(client, server) && remove(EndKey::new(key, Role::Client)) {
         pair.client.member = 0;
     }
-    if may_go(server, client) && remove(EndKey::new(key, Role::Server)) {
+    if may_go(server, client_before) && remove(EndKey::new(key, Role::Server)) {
         pair.server.member = 0;
     }
     let was_member = (client.flags | server.flags) & EndState::MEMBER != 0;
@@ -362,15 +366,6 @@ fn words(address: &[u8; 16]) -> [u32; 4] {
         ])
     };
     [word(0), word(4), word(8), word(12)]
-}
-
-/// The address of an end's socket. Read anew: where the compiler knows that it
-/// equals a pointer, it counts with that one, which the verifier forbids.
-#[inline(always)]
-fn address(end: &End) -> TcpSock {
-    let address: *const u64 = &end.tcp_sock;
-    // SAFETY: a field of a map's value.
-    TcpSock(unsafe { address.read_volatile() })
 }
 
 /// Whether this is the very socket that was registered, and not a later one with

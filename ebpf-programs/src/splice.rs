@@ -83,6 +83,10 @@ fn try_redirect(ctx: &SkMsgContext) -> Option<()> {
         Role::Client => (&mut pair.client, &pair.server),
         Role::Server => (&mut pair.server, &pair.client),
     };
+    if own.tcp_sock != socket as u64 {
+        // The peer has just closed, and the memory is another pair's by now.
+        return None;
+    }
     let size = ctx.size();
     note_send(own, peer, size);
     let result = check(own, peer, marks, size).and_then(|()| {
@@ -141,8 +145,8 @@ fn check(own: &End, peer: &End, marks: u32, size: u32) -> Result<(), ByTcp> {
     if marks != 0 {
         return Err(ByTcp::Latch(SpliceReason::Marked));
     }
-    let own_sock = TcpSock(own.tcp_sock);
-    let peer_sock = TcpSock(peer.tcp_sock);
+    let own_sock = TcpSock::of(own);
+    let peer_sock = TcpSock::of(peer);
     if own_sock.shutdown()? & SEND_SHUTDOWN != 0 {
         // TCP answers with EPIPE; a redirection would not.
         return Err(ByTcp::Pass);
