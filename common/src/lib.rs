@@ -36,8 +36,8 @@ pub use datagram::{Flow, Flows};
 pub use load::LoadKey;
 pub use node::{Clients, Heartbeat, Node};
 pub use pair::{
-    Direction, End, EndKey, EventKind, Mark, Pair, Role, SelfTest, SpliceConfig, SpliceEvent,
-    SpliceMode, SpliceReason, Stage, Wish,
+    CONFIRMED, Direction, End, EndKey, EventKind, Mark, Pair, Role, SelfTest, SpliceConfig,
+    SpliceEvent, SpliceMode, SpliceReason, Stage, Wish,
 };
 pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
 pub use socket::{Connection, SocketKey, UdpClient};

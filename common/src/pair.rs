@@ -72,11 +72,17 @@ pub struct End {
     pub stage: u8,
     /// Why it is latched: a [`SpliceReason`].
     pub reason: u8,
-    /// 1 if this end's socket is in the map `splice`.
+    /// Not 0 if this end's socket is in the map `splice`; [`CONFIRMED`] once the
+    /// agent relies on its next message to be redirected.
     pub member: u8,
     /// 1 if this end must not redirect.
     pub frozen: u8,
 }
+
+/// Value of [`End::member`]: all that this end sent by TCP has been read, so that
+/// its next message is redirected, or it is latched. (Before, it may go by TCP: the
+/// agent looks whether the reader noticed.)
+pub const CONFIRMED: u8 = 2;
 
 /// What sk_msg has made of a direction.
 #[repr(u8)]
@@ -160,7 +166,7 @@ macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $value:literal, $name:literal;)+) => {
         /// Why a pair is not spliced, or not any more.
         #[repr(u8)]
-        #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         pub enum SpliceReason {
             $($(#[$doc])* $variant = $value,)+
         }

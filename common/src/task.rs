@@ -66,6 +66,8 @@ pub enum Operation {
     Freeze = 2,
     /// Take each socket out of the map that nothing is on its way to.
     Release = 3,
+    /// Rely on the next message of each end to be redirected.
+    Confirm = 4,
 }
 
 const _: () = assert!(size_of::<EndState>() == 40);

@@ -23,8 +23,8 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use shunt_common::{
-    Counter, End, EndKey, EndState, HEADER_BYTES, MAX_TASKS, Mark, Operation, Pair, Role,
-    SocketKey, SpliceReason, Stage, Task, address::is_mapped,
+    CONFIRMED, Counter, End, EndKey, EndState, HEADER_BYTES, MAX_TASKS, Mark, Operation, Pair,
+    Role, SocketKey, SpliceReason, Stage, Task, address::is_mapped,
 };
 
 use crate::count::count;
@@ -93,6 +93,13 @@ fn do_task(ctx: &TcContext, task: &mut Task) {
     if task.operation == Operation::Freeze as u32 {
         pair.client.frozen = 1;
         pair.server.frozen = 1;
+    }
+    if task.operation == Operation::Confirm as u32 {
+        for end in [&mut pair.client, &mut pair.server] {
+            if end.member != 0 {
+                end.member = CONFIRMED;
+            }
+        }
     }
     let mut verdict = look(ctx, pair, Role::Client, task);
     let of_server = look(ctx, pair, Role::Server, task);

@@ -19,7 +19,9 @@ use aya_ebpf::btf_maps::SockHash;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::macros::{btf_map, sk_msg};
 use aya_ebpf::programs::SkMsgContext;
-use shunt_common::{Counter, End, EndKey, EventKind, Role, SpliceReason, Stage, capacity};
+use shunt_common::{
+    CONFIRMED, Counter, End, EndKey, EventKind, Role, SpliceReason, Stage, capacity,
+};
 
 use crate::count::count;
 use crate::kernel::{TcpSock, Unreadable};
@@ -152,11 +154,13 @@ fn check(own: &End, peer: &End, marks: u32, size: u32) -> Result<(), ByTcp> {
         return Err(ByTcp::Pass);
     }
     if own_sock.write_seq()? != peer_sock.copied_seq()? {
-        return Err(if own.stage == Stage::Engaged as u8 {
-            ByTcp::Latch(SpliceReason::Order)
-        } else {
-            ByTcp::Pass
-        });
+        return Err(
+            if own.stage == Stage::Engaged as u8 || own.member == CONFIRMED {
+                ByTcp::Latch(SpliceReason::Order)
+            } else {
+                ByTcp::Pass
+            },
+        );
     }
     check_stream(own, own_sock)?;
     if !peer_sock.file()?.is_non_blocking()? {

@@ -3,10 +3,10 @@
 //! ```text
 //!             ┌──────── not now ────────┐
 //!             v                         │
-//!  ──> Watching ── eligible, busy ──> Promoting ── is in ──> Verifying ── settled ──> Spliced
-//!             ^                                                  │                        │
-//!             │                                                  │ stays unsettled,       │
-//!             │                                                  v latched, marked, off   v
+//!  ──> Watching ── eligible, busy ──> Promoting ── is in ──> Verifying ── settled ──> Confirming
+//!             ^                                                  │                        │ still
+//!             │                                                  │ stays unsettled,       v settled
+//!             │                                                  v latched, marked, off  Spliced
 //!             └──────────── Cooling <── both out, woken ── Draining <───── Freezing <─────┘
 //! ```
 //!
@@ -19,7 +19,7 @@ use std::time::Duration;
 use shunt_common::{EndState, Operation, Pair, Role, SpliceReason, Task};
 
 /// How far a pair is.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Phase {
     /// Plain TCP; looked at now and then.
     Watching {
@@ -40,6 +40,9 @@ pub enum Phase {
         /// What each reader had read of TCP at the last look.
         copied: [u32; 2],
     },
+    /// Settled, it seems: a send that had begun before the promotion may still be on
+    /// its way, so the kernel is told to rely on it, and then it is looked at again.
+    Confirming,
     /// In the map, and in the kernel's hands until it gives a direction up.
     Spliced,
     /// No direction may redirect any more, as soon as the kernel is told.
@@ -82,6 +85,8 @@ pub struct Step {
 /// How long a pair may take to settle: so many looks, each after twice the wait.
 const VERIFY_LOOKS: u32 = 9;
 const VERIFY_WAIT: Duration = Duration::from_micros(500);
+/// Longer than a send takes that had begun before the promotion.
+const CONFIRM_WAIT: Duration = Duration::from_millis(2);
 /// Between attempts to take a pair out.
 const DRAIN_WAIT: Duration = Duration::from_micros(500);
 const DRAIN_WAIT_MAX: Duration = Duration::from_millis(64);
@@ -122,6 +127,7 @@ impl Phase {
         match self {
             Self::Watching { .. } | Self::Verifying { .. } => Some(Operation::Inspect),
             Self::Promoting { .. } => Some(Operation::Promote),
+            Self::Confirming => Some(Operation::Confirm),
             Self::Freezing(_) => Some(Operation::Freeze),
             Self::Draining { .. } => Some(Operation::Release),
             Self::Spliced | Self::Cooling(_) => None,
@@ -152,6 +158,7 @@ pub fn step(phase: Phase, event: Event<'_>) -> Option<Step> {
         (Phase::Verifying { looks, copied }, Event::Answer(task)) => {
             Some(verified(looks, copied, task))
         }
+        (Phase::Confirming, Event::Answer(task)) => Some(confirmed(task)),
         (Phase::Freezing(reason), Event::Answer(_)) => {
             let phase = Phase::Draining {
                 reason,
@@ -232,11 +239,7 @@ fn verified(looks: u32, before: [u32; 2], task: &Task) -> Step {
         return soon(Phase::Freezing(SpliceReason::NotEngaged));
     }
     if is_settled(task, Role::Client) && is_settled(task, Role::Server) {
-        return Step {
-            phase: Phase::Spliced,
-            wait: None,
-            kick: [false; 2],
-        };
+        return later(Phase::Confirming, CONFIRM_WAIT);
     }
     if looks >= VERIFY_LOOKS {
         return soon(Phase::Freezing(SpliceReason::NotEngaged));
@@ -248,6 +251,18 @@ fn verified(looks: u32, before: [u32; 2], task: &Task) -> Step {
         },
         wait: Some(backoff(VERIFY_WAIT, looks, DRAIN_WAIT_MAX)),
         kick: stalled(looks, before, task),
+    }
+}
+
+fn confirmed(task: &Task) -> Step {
+    let is_settled = is_settled(task, Role::Client) && is_settled(task, Role::Server);
+    if !is_settled || task.ends.iter().any(|end| end.has(EndState::LATCHED)) {
+        return soon(Phase::Freezing(SpliceReason::NotEngaged));
+    }
+    Step {
+        phase: Phase::Spliced,
+        wait: None,
+        kick: [false; 2],
     }
 }
 
