@@ -103,7 +103,7 @@ impl Btf {
     /// begins with a `sock`), so each part is searched for in embedded structs.
     pub(super) fn offset(&self, structure: &str, path: &str) -> Result<u32, BtfError> {
         let unknown = || BtfError::NoField(format!("{structure}.{path}"));
-        let of_name = |typ: &&Type| typ.kind == KIND_STRUCT && self.text(typ.name) == structure;
+        let of_name = |typ: &&Type| typ.kind == KIND_STRUCT && self.is_text(typ.name, structure);
         let mut typ = self.types.iter().find(of_name).ok_or_else(unknown)?;
         let mut bits = 0;
         for name in path.split('.') {
@@ -120,11 +120,11 @@ impl Btf {
 
     /// The value of a member of an enum.
     pub(super) fn enumerator(&self, enumeration: &str, name: &str) -> Result<u32, BtfError> {
-        let of_name = |typ: &&Type| typ.kind == KIND_ENUM && self.text(typ.name) == enumeration;
+        let of_name = |typ: &&Type| typ.kind == KIND_ENUM && self.is_text(typ.name, enumeration);
         let typ = self.types.iter().find(of_name);
         let mut members = typ.iter().flat_map(|typ| &typ.members);
         members
-            .find(|member| self.text(member.name) == name)
+            .find(|member| self.is_text(member.name, name))
             .map(|member| member.offset_bits)
             .ok_or_else(|| BtfError::NoField(format!("{enumeration}.{name}")))
     }
@@ -137,7 +137,7 @@ impl Btf {
         let direct = typ
             .members
             .iter()
-            .find(|member| self.text(member.name) == name);
+            .find(|member| self.is_text(member.name, name));
         if let Some(member) = direct {
             return Some((member.offset_bits, member.type_id));
         }
@@ -164,13 +164,12 @@ impl Btf {
         Some(typ)
     }
 
-    fn text(&self, offset: u32) -> &str {
-        let bytes = self.strings.get(offset as usize..).unwrap_or_default();
-        let end = bytes
-            .iter()
-            .position(|byte| *byte == 0)
-            .unwrap_or(bytes.len());
-        std::str::from_utf8(&bytes[..end]).unwrap_or_default()
+    /// Whether this is the text at `offset`, which a zero ends. There are a hundred
+    /// thousand of them to compare with.
+    fn is_text(&self, offset: u32, text: &str) -> bool {
+        let from = self.strings.get(offset as usize..).unwrap_or_default();
+        from.strip_prefix(text.as_bytes())
+            .is_some_and(|rest| rest.first() == Some(&0))
     }
 }
 
