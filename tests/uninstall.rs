@@ -77,7 +77,7 @@ fn uninstall_leaves_programs_links_and_maps_as_before() {
         .start_lab_pod(&["bench-pingpong", "10.96.0.10:80", "--seconds", "600"])
         .unwrap();
     wait_until("the pair is spliced", || {
-        lab::fixture::json(&node, &["sockets"])["sockets"][0]["spliced"] == true
+        lab::fixture::json(&node, &["sockets"])["sockets"][0]["to_server"]["spliced"] == true
     });
     agent.stop().unwrap();
     let refused = node.shunt(&["uninstall"]).unwrap();

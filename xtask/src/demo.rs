@@ -162,7 +162,7 @@ impl Stage {
         let deadline = Instant::now() + PATIENCE;
         let text = loop {
             let text = self.shunt(&["sockets"])?;
-            if text.contains("spliced") {
+            if text.contains(" spliced ") {
                 break text;
             }
             ensure!(

@@ -42,8 +42,8 @@ pub(super) fn uninstall(args: &UninstallArgs) -> Result<()> {
     if members > 0 && !args.force {
         bail!(
             "{members} sockets of spliced connections are open (see `shunt sockets`), and what \
-             their readers have not read yet would be lost: close the connections first, or use \
-             --force"
+             their readers have not read yet would be lost: take them back to TCP with `shunt \
+             splice off` while an agent runs, close them, or use --force"
         );
     }
     for pins in layouts {
