@@ -132,7 +132,8 @@ impl Stage {
 
     fn show_table(&self) -> Result<Agent> {
         title("The routing table of n1");
-        let mut agent = self.n1.agent(&[])?;
+        // The connections measured below are young.
+        let mut agent = self.n1.agent(&["--splice-after", "0ms"])?;
         agent.wait_for_log("ready: the table is written", PATIENCE)?;
         self.show(&["routes"])?;
         Ok(agent)
@@ -203,7 +204,7 @@ impl Stage {
         ];
         for _ in 0..ROUNDS {
             for (_, pod, target, samples) in &mut contenders {
-                let args = ["bench-pingpong", target, "--seconds", "0.4", "--cpu", "0"];
+                let args = ["bench-pingpong", target, "--seconds", "1.2", "--cpu", "0"];
                 let report: PingPongBench = pod.lab_pod(&args)?;
                 samples.add(report.p50_ns as f64 / 1000.0);
             }
