@@ -61,6 +61,9 @@ pub(crate) struct TortureArgs {
     /// Client: no new connections after so long.
     #[arg(long, default_value_t = 1e6)]
     seconds: f64,
+    /// Client: no new connections once standard input is closed.
+    #[arg(long)]
+    until_stdin_closes: bool,
     /// Client: what the plans are drawn from.
     #[arg(long, default_value_t = 1)]
     seed: u64,

@@ -82,7 +82,8 @@ impl Node {
         self.bpffs().join("shunt")
     }
 
-    fn shunt_command(&self, args: &[&str]) -> Result<Command> {
+    /// That command, not started yet.
+    pub fn shunt_command(&self, args: &[&str]) -> Result<Command> {
         let mut command = self.command(shunt()?);
         command
             .args(args)

@@ -55,10 +55,15 @@ impl Process {
         writeln!(stdin, "{line}").context("write to its standard input")
     }
 
+    /// Closes standard input, which ends those that wait for it.
+    pub fn close_input(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     /// Closes standard input, which ends those that wait for it, and waits for
     /// the last report.
     pub fn finish<T: DeserializeOwned>(mut self) -> Result<T> {
-        drop(self.child.stdin.take());
+        self.close_input();
         let report = self.report()?;
         let status = self.child.wait().context("wait for its end")?;
         ensure!(status.success(), "it failed ({status})");

@@ -1,4 +1,12 @@
-//! What `lab-pod torture` prints at its end, and the sum of several.
+//! Torture of the splice: [`run`] makes rounds of connections, of which `lab-pod
+//! torture` checks every byte. Here is what it prints at its end, and the sum of
+//! several.
+
+mod lane;
+mod trouble;
+
+pub mod round;
+pub mod run;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -10,6 +10,7 @@ mod setup;
 mod build;
 mod lint;
 mod test;
+mod torture;
 
 mod bench;
 mod demo;
@@ -44,6 +45,8 @@ enum Task {
     Demo,
     /// Run the unit tests, and as root the tests in the lab.
     Test(test::TestArgs),
+    /// Hold spliced connections against TCP, for as long as wanted. Needs root.
+    Torture(torture::TortureArgs),
     /// Check formatting, clippy and the map layout.
     Lint(lint::LintArgs),
     /// Measure, contenders side by side. Needs root.
@@ -72,6 +75,7 @@ fn run(task: Task) -> Result<()> {
             demo::run(command::root())
         }
         Task::Test(args) => test::run(&args),
+        Task::Torture(args) => torture::run(&args),
         Task::Lint(args) => {
             setup::ensure(&[Need::Build, Need::Lint])?;
             lint::run(&args)

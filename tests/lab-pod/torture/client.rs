@@ -2,11 +2,11 @@
 //! enough or the time is up.
 
 use std::collections::HashMap;
-use std::io::Write as _;
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,7 @@ pub(super) fn run(args: &TortureArgs, to: SocketAddr) -> Result<TortureReport> {
         patience: args.patience_ms,
         parallel: args.parallel,
         until: Instant::now() + Duration::from_secs_f64(args.seconds),
+        stopping: AtomicBool::new(false),
         next: AtomicU64::new(args.first_id),
         end: args.first_id.saturating_add(args.connections),
         running: AtomicUsize::new(0),
@@ -45,6 +46,14 @@ pub(super) fn run(args: &TortureArgs, to: SocketAddr) -> Result<TortureReport> {
         ports: Ports::new(args.banks),
         runtime: runtime::runtime()?,
     });
+    if args.until_stdin_closes {
+        let client = Arc::clone(&client);
+        thread::spawn(move || {
+            // That it can't be read is an end too.
+            let _ = io::stdin().read_to_end(&mut Vec::new());
+            client.stopping.store(true, Ordering::Relaxed);
+        });
+    }
     let kills = !args.victim && !args.no_victims;
     let victims = kills.then(|| victims::clients(args, to));
     let threads: Vec<_> = (0..args.threads)
@@ -76,6 +85,7 @@ struct Client {
     patience: Duration,
     parallel: usize,
     until: Instant,
+    stopping: AtomicBool,
     next: AtomicU64,
     end: u64,
     /// Connections of all kinds that are not over.
@@ -125,7 +135,9 @@ impl Client {
     }
 
     fn is_enough(&self) -> bool {
-        self.next.load(Ordering::Relaxed) >= self.end || Instant::now() >= self.until
+        self.next.load(Ordering::Relaxed) >= self.end
+            || Instant::now() >= self.until
+            || self.stopping.load(Ordering::Relaxed)
     }
 
     fn take_plan(&self) -> Option<Arc<Plan>> {

@@ -224,6 +224,14 @@ mod tests {
     }
 
     #[test]
+    fn who_is_going_to_be_killed_has_a_plan_for_it() {
+        for id in 0..5000 {
+            let plan = Plan::new(3, VICTIM | id);
+            assert_eq!(plan.ending, Ending::Killed { side: Side::Client });
+        }
+    }
+
+    #[test]
     fn no_gate_waits_for_what_never_comes() {
         for id in 0..20_000 {
             let plan = Plan::new(5, id);

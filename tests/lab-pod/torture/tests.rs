@@ -39,6 +39,7 @@ fn args() -> TortureArgs {
         victim: false,
         connections: 0,
         seconds: 60.0,
+        until_stdin_closes: false,
         seed: SEED,
         parallel: 50,
         first_id: 0,
