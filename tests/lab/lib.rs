@@ -40,6 +40,7 @@ mod network;
 
 pub mod fixture;
 pub mod pattern;
+pub mod programs;
 pub mod random;
 pub mod report;
 pub mod torture;

@@ -8,6 +8,7 @@ mod kubernetes;
 mod machine;
 mod plan;
 mod requirement;
+mod services;
 mod step;
 
 use anyhow::{Result, bail};

@@ -37,7 +37,13 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let needs: &[Need] = if args.unit {
         &[Need::Build]
     } else {
-        &[Need::Build, Need::Lab, Need::Test, Need::Kubernetes]
+        &[
+            Need::Build,
+            Need::Lab,
+            Need::Test,
+            Need::Programs,
+            Need::Kubernetes,
+        ]
     };
     ensure_installed(needs)?;
     if !args.root {

@@ -77,6 +77,7 @@ impl Plan {
                 toolchain: None,
             },
             (Install::Kubernetes, _) => Step::Kubernetes,
+            (Install::GoModules, _) => Step::GoModules,
             (Install::ByHand, _) => return self.advise(requirement),
             (Install::Compiler | Install::BpfClippy, Way::Debian) | (Install::Packages(_), _) => {
                 return;
@@ -84,7 +85,7 @@ impl Plan {
         };
         let possible = match step {
             Step::Linker(_) => true,
-            Step::Kubernetes => machine.go,
+            Step::Kubernetes | Step::GoModules => machine.go,
             _ => machine.rustup,
         };
         if possible {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use ebpf_toolchain::Compiler;
 use lab::kubernetes::PROGRAMS;
 
+use super::services;
 use crate::command::{is_installed, succeeds};
 
 /// Which kind of work needs something.
@@ -18,6 +19,8 @@ pub(crate) enum Need {
     Lab,
     /// The tests beside the lab.
     Test,
+    /// Real programs, in a test and in a benchmark.
+    Programs,
     /// A real Kubernetes control plane and kube-proxy in the lab.
     Kubernetes,
 }
@@ -51,6 +54,8 @@ pub(super) enum Install {
     Packages(&'static [&'static str]),
     /// Kubernetes' own programs, from their Go modules in `tests/kube`.
     Kubernetes,
+    /// The Go modules of `tests/programs/go`.
+    GoModules,
     /// Not from here; what needs it fails by itself.
     ByHand,
 }
@@ -164,6 +169,23 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         advice: "install musl with its wrapper of gcc (`musl-gcc` must be on the PATH)",
     },
     Requirement {
+        name: "real programs",
+        purpose: "servers and clients that a test and a benchmark splice",
+        need: Need::Programs,
+        probe: services::are_installed,
+        install: Install::Packages(services::PACKAGES),
+        advice: "install redis-server, nginx, haproxy, memcached, postgresql, gunicorn, iperf3, \
+                 curl, wrk, node, a JDK, and Python's requests and websockets; none needs to run",
+    },
+    Requirement {
+        name: "Go modules",
+        purpose: "what the programs of tests/programs/go are built from",
+        need: Need::Programs,
+        probe: services::has_go_modules,
+        install: Install::GoModules,
+        advice: "install Go 1.26 or newer (https://go.dev/doc/install) and run this again",
+    },
+    Requirement {
         name: "nft",
         purpose: "writes kube-proxy's rules, and shows them to tests",
         need: Need::Kubernetes,
@@ -197,6 +219,7 @@ impl Need {
         Self::Lint,
         Self::Lab,
         Self::Test,
+        Self::Programs,
         Self::Kubernetes,
     ];
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::kubernetes;
+use super::{kubernetes, services};
 use crate::command::{announce, command, run, text};
 
 /// The version of bpf-linker that is known to work with the compilers.
@@ -32,6 +32,8 @@ pub(super) enum Step {
     Linker(LinkerFrom),
     /// Kubernetes' own programs.
     Kubernetes,
+    /// The Go modules of `tests/programs/go`.
+    GoModules,
 }
 
 /// Where bpf-linker comes from.
@@ -50,7 +52,13 @@ impl Step {
     pub(super) fn run(&self) -> Result<()> {
         announce(&self.to_string());
         match self {
-            Self::Packages(packages) => run(&mut install(packages)),
+            Self::Packages(packages) => {
+                let guard = services::NothingStarts::begin()?;
+                run(&mut install(packages))?;
+                drop(guard);
+                services::disable(packages)
+            }
+            Self::GoModules => services::fetch_go_modules(),
             Self::Nightly => run(&mut nightly()),
             Self::Component { name, toolchain } => run(&mut component(name, *toolchain)),
             Self::Linker(LinkerFrom::OtherLlvm) => run(&mut linker(LinkerFrom::OtherLlvm)).context(
@@ -84,6 +92,9 @@ impl fmt::Display for Step {
                 "building etcd and the programs of Kubernetes {} (about 10 minutes, once a machine)",
                 lab::kubernetes::VERSION
             ),
+            Self::GoModules => {
+                f.write_str("fetching the Go modules of the programs that a test runs")
+            }
             Self::Linker(LinkerFrom::Release) => {
                 write!(f, "installing bpf-linker {LINKER_VERSION}")
             }
