@@ -12,7 +12,7 @@ use node_agent::diff::diff;
 use node_agent::tables::{
     Endpoint, Frontend, Prefer, Protocol, Route, Scope, ServicePortName, Tables, Tier, Verdict,
 };
-use shunt_common::{Counter, Heartbeat, Wish};
+use shunt_common::{Counter, Heartbeat, SpliceMode, Wish};
 
 const CLUSTER_IP: &str = "10.96.0.10";
 
@@ -35,7 +35,7 @@ impl Attached {
         maps.beat(Heartbeat::new(node_agent_now(), u64::MAX, 1))
             .unwrap();
         let applier = Applier::adopt(&maps.snapshot().unwrap(), Instant::now());
-        loaded.attach(&cgroup, &pins).unwrap();
+        loaded.attach(&cgroup, &pins, SpliceMode::OptIn).unwrap();
         Self {
             maps,
             applier,

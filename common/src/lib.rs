@@ -20,6 +20,7 @@ mod client;
 mod counter;
 mod datagram;
 mod load;
+mod mark;
 mod node;
 mod pair;
 #[cfg(feature = "user")]
@@ -34,10 +35,11 @@ pub use client::{LeftAlone, Reason};
 pub use counter::Counter;
 pub use datagram::{Flow, Flows};
 pub use load::LoadKey;
+pub use mark::{Mark, Marks};
 pub use node::{Clients, Heartbeat, Node};
 pub use pair::{
-    CONFIRMED, Direction, End, EndKey, EventKind, Mark, Pair, Role, SelfTest, SpliceConfig,
-    SpliceEvent, SpliceMode, SpliceReason, Stage, Wish,
+    CONFIRMED, Direction, End, EndKey, EventKind, Pair, Role, SelfTest, SpliceConfig, SpliceEvent,
+    SpliceMode, SpliceReason, Stage, Wish,
 };
 pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
 pub use socket::{Connection, SocketKey, UdpClient};

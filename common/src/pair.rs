@@ -12,7 +12,7 @@
 //! While an end is no member, sk_msg does not run for it, and `manage` may reset
 //! what sk_msg has written.
 
-use crate::{ServiceKey, SocketKey};
+use crate::{Marks, ServiceKey, SocketKey};
 
 /// Where the bytes that one end sends go. Each end of a pair is in one of these
 /// states, on its own.
@@ -112,8 +112,8 @@ pub struct Pair {
     pub since_ns: u64,
     /// The Service port that the client connected to; all zeros if none.
     service: ServiceKey,
-    /// Bits of [`Mark`], of either end.
-    pub marks: u32,
+    /// What processes did to the two sockets.
+    pub marks: Marks,
     /// What came of the last inspection: a [`SpliceReason`].
     pub verdict: u8,
     /// Promotions so far, up to 255.
@@ -140,26 +140,6 @@ pub struct EndKey {
     pub pair: u64,
     role: u32,
     reserved: u32,
-}
-
-/// Something that a process did to a socket, after which it must be plain TCP.
-/// A bit each.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Mark(pub u32);
-
-impl Mark {
-    /// `SO_RCVLOWAT` of more than one: redirected bytes wake the reader at once.
-    pub const LOW_WATER: Self = Self(1);
-    /// `SO_ZEROCOPY`: no completion would ever come.
-    pub const ZERO_COPY: Self = Self(1 << 1);
-    /// `SO_TIMESTAMPING`: redirected bytes have no time.
-    pub const TIMESTAMPS: Self = Self(1 << 2);
-    /// `TCP_ULP`, such as kTLS.
-    pub const UPPER_LAYER: Self = Self(1 << 3);
-    /// `TCP_REPAIR`: somebody moves the connection.
-    pub const REPAIR: Self = Self(1 << 4);
-    /// splice(2) reads past redirected bytes.
-    pub const SPLICE: Self = Self(1 << 5);
 }
 
 macro_rules! reasons {
@@ -208,7 +188,7 @@ reasons! {
     LowWater = 5, "low_water";
     /// `SO_ZEROCOPY`.
     ZeroCopy = 6, "zero_copy";
-    /// `SO_TIMESTAMPING`.
+    /// `SO_TIMESTAMPING`, or an older form of it.
     Timestamps = 7, "timestamps";
     /// An upper layer protocol, such as kTLS.
     UpperLayer = 8, "upper_layer";
@@ -242,7 +222,7 @@ reasons! {
     NotWanted = 22, "not_wanted";
     /// The peer could not be found when something was to be redirected.
     PeerGone = 23, "peer_gone";
-    /// A process did something to a socket: see [`Mark`].
+    /// A process did something else to a socket: see [`Mark`](crate::Mark).
     Marked = 24, "marked";
 }
 
@@ -340,9 +320,9 @@ pub enum EventKind {
     Paired = 0,
     /// A direction is latched, for the reason that is told.
     Latched = 1,
-    /// A process did something to a socket: see [`Mark`].
+    /// A process did something to a socket: see [`Mark`](crate::Mark).
     Marked = 2,
-    /// A process called splice(2) for the first time; `pair` is its tgid.
+    /// splice(2) was called in a cgroup for the first time; `pair` is its id.
     Splicer = 3,
 }
 
@@ -400,7 +380,7 @@ impl Pair {
         key: SocketKey::EMPTY,
         since_ns: 0,
         service: ServiceKey::new([0; 16], [0; 2], 0),
-        marks: 0,
+        marks: Marks::NONE,
         verdict: SpliceReason::New as u8,
         promotions: 0,
         reserved: [0; 6],

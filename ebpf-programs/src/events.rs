@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::btf_maps::RingBuf;
 use aya_ebpf::macros::btf_map;
-use shunt_common::{Counter, EventKind, SpliceEvent, SpliceReason, capacity};
+use shunt_common::{Counter, EventKind, Mark, SpliceEvent, SpliceReason, capacity};
 
 use crate::count::count;
 
@@ -14,14 +14,31 @@ static SPLICE_EVENTS: RingBuf<SpliceEvent, { capacity::SPLICE_EVENTS }> = RingBu
 /// looks for now and then.
 #[inline(always)]
 pub(crate) fn tell(pair: u64, kind: EventKind, reason: SpliceReason) {
+    let flags = match kind {
+        EventKind::Paired => BPF_RB_NO_WAKEUP,
+        _ => BPF_RB_FORCE_WAKEUP,
+    };
+    put(pair, kind, reason, flags);
+}
+
+/// Tells the agent of a mark. Of a pair that is no member it need not know at once:
+/// that it becomes one meanwhile is rare.
+#[inline(always)]
+pub(crate) fn tell_of_mark(pair: u64, mark: Mark, is_member: bool) {
+    let flags = if is_member {
+        BPF_RB_FORCE_WAKEUP
+    } else {
+        BPF_RB_NO_WAKEUP
+    };
+    put(pair, EventKind::Marked, mark.reason(), flags);
+}
+
+#[inline(always)]
+fn put(pair: u64, kind: EventKind, reason: SpliceReason, flags: u32) {
     let event = SpliceEvent {
         pair,
         kind: kind as u32,
         reason: reason as u32,
-    };
-    let flags = match kind {
-        EventKind::Paired => BPF_RB_NO_WAKEUP,
-        _ => BPF_RB_FORCE_WAKEUP,
     };
     let told = SPLICE_EVENTS.output(event, u64::from(flags));
     if told.is_err() {

@@ -28,15 +28,17 @@ offsets! {
     OFFSET_WRITE_SEQ OFFSET_COPIED_SEQ OFFSET_RCV_NXT OFFSET_DATA_SEGS_OUT OFFSET_NONAGLE
     OFFSET_IS_MPTCP OFFSET_ULP_OPS
     OFFSET_STATE OFFSET_SHUTDOWN OFFSET_RMEM_ALLOC OFFSET_RCVLOWAT OFFSET_SOCK_FLAGS
-    OFFSET_TSFLAGS OFFSET_USER_DATA OFFSET_SOCKET
+    OFFSET_TSFLAGS OFFSET_PEEK_OFF OFFSET_USER_DATA OFFSET_SOCKET
     OFFSET_FILE OFFSET_FILE_FLAGS OFFSET_FILE_INODE OFFSET_INODE_NUMBER
     OFFSET_PSOCK_INGRESS OFFSET_PSOCK_REFCOUNT
 }
 
-/// Mask of `SOCK_ZEROCOPY` in `sk_flags`; the number of the bit is not part of
-/// any interface.
+/// Masks of `SOCK_ZEROCOPY`, and of `SOCK_RCVTSTAMP`, in `sk_flags`; the numbers of
+/// the bits are not part of any interface.
 #[unsafe(no_mangle)]
 static ZERO_COPY_FLAG: Global<u64> = Global::new(0);
+#[unsafe(no_mangle)]
+static TIMESTAMP_FLAG: Global<u64> = Global::new(0);
 
 /// `O_NONBLOCK` on all of Linux' architectures that shunt is built for.
 const O_NONBLOCK: u32 = 0o4000;
@@ -140,7 +142,14 @@ impl TcpSock {
 
     #[inline(always)]
     pub(crate) fn has_timestamps(self) -> Result<bool, Unreadable> {
-        Ok(read::<u32>(self.0, &OFFSET_TSFLAGS)? != 0)
+        let is_old_form = read::<u64>(self.0, &OFFSET_SOCK_FLAGS)? & TIMESTAMP_FLAG.load() != 0;
+        Ok(is_old_form || read::<u32>(self.0, &OFFSET_TSFLAGS)? != 0)
+    }
+
+    /// Whether a peek begins elsewhere than at the first unread byte.
+    #[inline(always)]
+    pub(crate) fn has_peek_offset(self) -> Result<bool, Unreadable> {
+        Ok(read::<i32>(self.0, &OFFSET_PEEK_OFF)? >= 0)
     }
 
     /// The file of the process, or of one of them; none once it is closed.

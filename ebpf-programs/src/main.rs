@@ -24,6 +24,7 @@ mod load;
 mod events;
 mod kernel;
 mod manage;
+mod marks;
 mod pairing;
 mod splice;
 

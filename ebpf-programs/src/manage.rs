@@ -23,8 +23,8 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use shunt_common::{
-    CONFIRMED, Counter, End, EndKey, EndState, HEADER_BYTES, MAX_TASKS, Mark, Operation, Pair,
-    Role, SocketKey, SpliceReason, Stage, Task, address::is_mapped,
+    CONFIRMED, Counter, End, EndKey, EndState, HEADER_BYTES, MAX_TASKS, Operation, Pair, Role,
+    SocketKey, SpliceReason, Stage, Task, address::is_mapped,
 };
 
 use crate::count::count;
@@ -106,8 +106,9 @@ fn do_task(ctx: &TcContext, task: &mut Task) {
     if verdict == SpliceReason::Eligible {
         verdict = of_server;
     }
-    if verdict == SpliceReason::Eligible && pair.marks != 0 {
-        verdict = of_mark(pair.marks);
+    let marks = pair.marks.all();
+    if verdict == SpliceReason::Eligible && marks.is_some() {
+        verdict = marks.reason();
     }
     if task.operation == Operation::Promote as u32 && verdict == SpliceReason::Eligible {
         verdict = promote(ctx, task.pair, pair, task);
@@ -197,23 +198,14 @@ fn inspect(socket: TcpSock, end: &End, state: &mut EndState) -> Result<SpliceRea
             SpliceReason::ZeroCopy
         } else if socket.has_timestamps()? {
             SpliceReason::Timestamps
+        } else if socket.has_peek_offset()? {
+            SpliceReason::Marked
         } else if !file.is_non_blocking()? {
             SpliceReason::Blocking
         } else {
             SpliceReason::Eligible
         },
     )
-}
-
-#[inline(always)]
-fn of_mark(marks: u32) -> SpliceReason {
-    if marks & Mark::REPAIR.0 != 0 {
-        SpliceReason::Repair
-    } else if marks & Mark::SPLICE.0 != 0 {
-        SpliceReason::SpliceCall
-    } else {
-        SpliceReason::Marked
-    }
 }
 
 /// Puts both sockets into the map. If only the first gets in, it is taken out

@@ -20,7 +20,7 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::macros::{btf_map, sk_msg};
 use aya_ebpf::programs::SkMsgContext;
 use shunt_common::{
-    CONFIRMED, Counter, End, EndKey, EventKind, Role, SpliceReason, Stage, capacity,
+    CONFIRMED, Counter, End, EndKey, EventKind, Mark, Role, SpliceReason, Stage, capacity,
 };
 
 use crate::count::count;
@@ -80,7 +80,7 @@ fn try_redirect(ctx: &SkMsgContext) -> Option<()> {
     // SAFETY: the map's memory, which is kept until the program ends; of this
     // end's fields only this program writes those that it changes.
     let pair = unsafe { &mut *pair };
-    let marks = pair.marks;
+    let marks = pair.marks.all();
     let (own, peer) = match key.role() {
         Role::Client => (&mut pair.client, &pair.server),
         Role::Server => (&mut pair.server, &pair.client),
@@ -140,12 +140,12 @@ fn note_send(own: &mut End, peer: &End, size: u32) {
 }
 
 #[inline(always)]
-fn check(own: &End, peer: &End, marks: u32, size: u32) -> Result<(), ByTcp> {
+fn check(own: &End, peer: &End, marks: Mark, size: u32) -> Result<(), ByTcp> {
     if own.frozen != 0 || own.is_latched() || peer.member == 0 {
         return Err(ByTcp::Pass);
     }
-    if marks != 0 {
-        return Err(ByTcp::Latch(SpliceReason::Marked));
+    if marks.is_some() {
+        return Err(ByTcp::Latch(marks.reason()));
     }
     let own_sock = TcpSock::of(own);
     let peer_sock = TcpSock::of(peer);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
-use shunt_common::{Clients, Heartbeat, LoadKey, address};
+use shunt_common::{Clients, Heartbeat, LoadKey, SpliceMode, address};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
@@ -25,7 +25,7 @@ use crate::apply::{Applier, WriteError};
 use crate::bpf::{
     Cgroup, CgroupError, Features, KernelMaps, LoadError, Loaded, Loader, MissingFeature, Pins,
     PinsError, PodCgroups, ReadError, Splicing, UdpClients, check_privileges, self_check,
-    splice_members,
+    splice_members, stop_marking,
 };
 use crate::cleanup::{self, Cleaner};
 use crate::diff::diff;
@@ -151,7 +151,10 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
             }
             () = sleep_until(wake.into()) => agent.reconcile()?,
             () = agent.pod_cgroups.changed() => agent.look_for_pods()?,
-            _ = beat.tick() => agent.beat()?,
+            _ = beat.tick() => {
+                agent.beat()?;
+                agent.stop_marking();
+            }
             Ok(()) = served.changed() => agent.note_served(&served.borrow_and_update()),
             ended = &mut source => return Err(source_ended(ended).into()),
             _ = terminate.recv() => break,
@@ -184,6 +187,9 @@ struct Agent<'a> {
     follower: Option<Follower>,
     state: State,
     attached: bool,
+    /// Whether programs of an earlier agent may leave marks on sockets, which they
+    /// need not once none is spliced.
+    stops_marking: bool,
     started: Instant,
     /// Failed writes are due again then.
     retry_at: Option<Instant>,
@@ -237,6 +243,7 @@ impl<'a> Agent<'a> {
             follower: None,
             state: State::default(),
             attached: false,
+            stops_marking: false,
             started: now,
             retry_at: None,
             retry_wait: RETRY_MIN,
@@ -407,7 +414,9 @@ impl<'a> Agent<'a> {
     fn attach(&mut self) -> Result<(), AgentError> {
         self.attached = true;
         self.beat()?;
-        self.loaded.attach(&self.cgroup, &self.config.pins)?;
+        let mode = self.config.splice.mode;
+        self.loaded.attach(&self.cgroup, &self.config.pins, mode)?;
+        self.stops_marking = mode == SpliceMode::Off;
         let cgroup = self.cgroup.path().display().to_string();
         match self_check(&self.maps, &cgroup) {
             Ok(()) => info!(
@@ -429,6 +438,17 @@ impl<'a> Agent<'a> {
             retire_layout(&other);
         }
         Ok(())
+    }
+
+    fn stop_marking(&mut self) {
+        let pins = &self.config.pins;
+        if !self.stops_marking || splice_members(pins).is_ok_and(|members| members > 0) {
+            return;
+        }
+        match stop_marking(pins) {
+            Ok(()) => self.stops_marking = false,
+            Err(error) => warn!(%error, "cannot detach the programs that mark sockets"),
+        }
     }
 
     fn beat(&mut self) -> Result<(), AgentError> {

@@ -7,6 +7,7 @@ mod connect;
 mod http;
 mod many;
 mod own;
+mod polled;
 mod serve;
 mod session;
 mod socket;
@@ -42,6 +43,8 @@ enum Command {
     Udp(UdpArgs),
     /// Open one socket and use it as standard input says.
     Session(SessionArgs),
+    /// Keep a connection in non-blocking mode and use it as standard input says.
+    Polled { to: SocketAddr },
     /// Ask an HTTP server and report its answer.
     Get(GetArgs),
     /// Measure connections a second.
@@ -218,6 +221,7 @@ fn main() -> Result<()> {
         Command::LoadMany(args) => many::run(&args),
         Command::Udp(args) => udp::ask(&args),
         Command::Session(args) => session::run(&args),
+        Command::Polled { to } => polled::run(to),
         Command::Get(args) => http::get(&args),
         Command::BenchConnect(args) => bench::connect(&args),
         Command::BenchPingpong(args) => bench::ping_pong(&args),

@@ -152,7 +152,7 @@ mod tests {
 
     const OFFSETS: Offsets = Offsets {
         fields: Vec::new(),
-        zero_copy_flag: 0,
+        flags: Vec::new(),
     };
 
     fn all() -> Features {

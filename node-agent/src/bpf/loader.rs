@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use aya::maps::{MapInfo, SockHash};
 use aya::programs::links::FdLink;
 use aya::programs::{CgroupAttachMode, Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
+use aya_obj::generated::bpf_attach_type::BPF_CGROUP_SETSOCKOPT;
 use shunt_common::{
     Affinity, AffinityKey, Connection, EndKey, Flows, Heartbeat, LeftAlone, LoadKey, Node, Pair,
-    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketKey, SpliceConfig, UdpClient, map,
+    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketKey, SpliceConfig, SpliceMode,
+    UdpClient, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
@@ -27,26 +29,31 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sh
 /// relies on comes before the hooks that translate it.
 pub(super) struct ProgramRow {
     pub(super) name: &'static str,
-    for_splicing: bool,
+    purpose: Purpose,
+}
+
+/// What a program is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Purpose {
+    Routing,
+    Splicing,
+    /// It leaves marks on sockets that are spliced, and costs all others a little:
+    /// it is only attached while any may be.
+    Marking,
+}
+
+const fn row(name: &'static str, purpose: Purpose) -> ProgramRow {
+    ProgramRow { name, purpose }
 }
 
 const fn routing(name: &'static str) -> ProgramRow {
-    ProgramRow {
-        name,
-        for_splicing: false,
-    }
+    row(name, Purpose::Routing)
 }
 
-const fn splicing(name: &'static str) -> ProgramRow {
-    ProgramRow {
-        name,
-        for_splicing: true,
-    }
-}
-
-pub(super) const PROGRAMS: [ProgramRow; 11] = [
-    splicing("redirect"),
-    splicing("sock_ops"),
+pub(super) const PROGRAMS: [ProgramRow; 12] = [
+    row("redirect", Purpose::Splicing),
+    row("setsockopt", Purpose::Marking),
+    row("sock_ops", Purpose::Splicing),
     routing("sock_release"),
     routing("getpeername4"),
     routing("getpeername6"),
@@ -182,7 +189,7 @@ impl<'a> Loader<'a> {
     fn load_with(&self, can_refuse: bool) -> Result<Loaded, LoadError> {
         let splicing = self.features.splicing();
         let mut ebpf = self.load_object(can_refuse, &splicing)?;
-        for row in PROGRAMS.iter().filter(|row| !row.for_splicing) {
+        for row in rows(|purpose| purpose == Purpose::Routing) {
             load_program(&mut ebpf, row.name)?;
         }
         let splicing = match splicing {
@@ -207,7 +214,9 @@ impl<'a> Loader<'a> {
             .override_global("CAN_REFUSE", &can_refuse, true)
             .override_global("HOST_NETNS", &host_netns, true);
         if let Splicing::Available(offsets) = splicing {
-            loader.override_global("ZERO_COPY_FLAG", &offsets.zero_copy_flag, true);
+            for (global, flag) in &offsets.flags {
+                loader.override_global(global, flag, true);
+            }
             for (global, offset) in &offsets.fields {
                 loader.override_global(global, offset, true);
             }
@@ -262,11 +271,26 @@ impl Loaded {
     }
 
     /// Attaches every program below `cgroup` and pins its link; in links that
-    /// are pinned already the program is replaced.
-    pub fn attach(&mut self, cgroup: &Cgroup, pins: &Pins) -> Result<(), LoadError> {
-        let splicing = matches!(self.splicing, Splicing::Available(_));
-        for row in PROGRAMS.iter().filter(|row| splicing || !row.for_splicing) {
-            self.attach_one(row.name, cgroup, &pins.link(row.name))?;
+    /// are pinned already the program is replaced. Those that leave marks are not
+    /// attached if nothing is to be spliced, but replaced all the same, until
+    /// [`stop_marking`].
+    pub fn attach(
+        &mut self,
+        cgroup: &Cgroup,
+        pins: &Pins,
+        mode: SpliceMode,
+    ) -> Result<(), LoadError> {
+        let can_splice = matches!(self.splicing, Splicing::Available(_));
+        for row in &PROGRAMS {
+            let pin = pins.link(row.name);
+            let is_wanted = match row.purpose {
+                Purpose::Routing => true,
+                Purpose::Splicing => can_splice,
+                Purpose::Marking => can_splice && (mode != SpliceMode::Off || pin.exists()),
+            };
+            if is_wanted {
+                self.attach_one(row.name, cgroup, &pin)?;
+            }
         }
         Ok(())
     }
@@ -328,10 +352,23 @@ impl Loaded {
     }
 }
 
+/// Detaches what leaves marks on sockets, since none is spliced.
+pub fn stop_marking(pins: &Pins) -> io::Result<()> {
+    for row in rows(|purpose| purpose == Purpose::Marking) {
+        match fs::remove_file(pins.link(row.name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn rows(wanted: impl Fn(Purpose) -> bool) -> impl Iterator<Item = &'static ProgramRow> {
+    PROGRAMS.iter().filter(move |row| wanted(row.purpose))
+}
+
 fn load_splice_programs(ebpf: &mut Ebpf) -> Result<(), LoadError> {
-    PROGRAMS
-        .iter()
-        .filter(|row| row.for_splicing)
+    rows(|purpose| purpose != Purpose::Routing)
         .map(|row| row.name)
         .chain([MANAGE])
         .try_for_each(|name| load_program(ebpf, name))
@@ -341,6 +378,7 @@ fn load_program(ebpf: &mut Ebpf, name: &'static str) -> Result<(), LoadError> {
     let loaded = match program(ebpf, name)? {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
+        Program::CgroupSockopt(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SkMsg(program) => program.load(),
         Program::SchedClassifier(program) => program.load(),
@@ -353,7 +391,7 @@ fn attach_to_cgroup(
     program: &mut Program,
     cgroup: &Cgroup,
     name: &'static str,
-) -> Result<FdLink, LoadError> {
+) -> Result<NewLink, LoadError> {
     let file = cgroup.file()?;
     // A bpf_link without flags, which coexists with the links of others.
     let mode = CgroupAttachMode::Single;
@@ -370,6 +408,16 @@ fn attach_to_cgroup(
                 .and_then(|id| program.take_link(id));
             link.map(|link| link.try_into().map_err(io::Error::other))
         }
+        // aya gives the links of these no way to be pinned.
+        Program::CgroupSockopt(program) => {
+            let program = program.fd().map_err(|source| refused(name, source))?;
+            let link = sys::create_link(program.as_fd(), file.as_fd(), BPF_CGROUP_SETSOCKOPT);
+            return link.map(NewLink::Own).map_err(|source| LoadError::Link {
+                action: "make",
+                program: name,
+                source,
+            });
+        }
         Program::SockOps(program) => {
             let link = program
                 .attach(file, mode)
@@ -379,6 +427,7 @@ fn attach_to_cgroup(
         _ => return Err(LoadError::Absent(name)),
     };
     link.map_err(|source| refused(name, source))?
+        .map(NewLink::Aya)
         .map_err(|source| LoadError::Link {
             action: "make",
             program: name,
@@ -386,9 +435,24 @@ fn attach_to_cgroup(
         })
 }
 
+/// A link that ends with this process until it is pinned.
+enum NewLink {
+    Aya(FdLink),
+    Own(OwnedFd),
+}
+
+impl NewLink {
+    fn pin(self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Aya(link) => link.pin(path).map(drop).map_err(io::Error::other),
+            Self::Own(link) => sys::pin(link.as_fd(), path),
+        }
+    }
+}
+
 /// Pins under the final name by renaming, so that an older link, which this
 /// one replaces, is detached only when the new one is in place.
-fn pin_link(link: FdLink, name: &'static str, pin: &Path) -> Result<(), LoadError> {
+fn pin_link(link: NewLink, name: &'static str, pin: &Path) -> Result<(), LoadError> {
     let failed = |source| LoadError::Link {
         action: "pin",
         program: name,
@@ -400,8 +464,7 @@ fn pin_link(link: FdLink, name: &'static str, pin: &Path) -> Result<(), LoadErro
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    link.pin(&temporary)
-        .map_err(|error| failed(io::Error::other(error)))?;
+    link.pin(&temporary).map_err(failed)?;
     fs::rename(&temporary, pin).map_err(failed)
 }
 

@@ -5,7 +5,7 @@ use super::btf::{Btf, BtfError};
 
 /// Global in the object, struct, field. Structs that begin with another one
 /// (`tcp_sock` with a `sock`) share its offsets.
-const FIELDS: [(&str, &str, &str); 20] = [
+const FIELDS: [(&str, &str, &str); 21] = [
     ("OFFSET_WRITE_SEQ", "tcp_sock", "write_seq"),
     ("OFFSET_COPIED_SEQ", "tcp_sock", "copied_seq"),
     ("OFFSET_RCV_NXT", "tcp_sock", "rcv_nxt"),
@@ -18,6 +18,7 @@ const FIELDS: [(&str, &str, &str); 20] = [
     ("OFFSET_RCVLOWAT", "sock", "sk_rcvlowat"),
     ("OFFSET_SOCK_FLAGS", "sock", "__sk_common.skc_flags"),
     ("OFFSET_TSFLAGS", "sock", "sk_tsflags"),
+    ("OFFSET_PEEK_OFF", "sock", "sk_peek_off"),
     ("OFFSET_USER_DATA", "sock", "sk_user_data"),
     ("OFFSET_SOCKET", "sock", "sk_socket"),
     ("OFFSET_FILE", "socket", "file"),
@@ -26,6 +27,12 @@ const FIELDS: [(&str, &str, &str); 20] = [
     ("OFFSET_INODE_NUMBER", "inode", "i_ino"),
     ("OFFSET_PSOCK_INGRESS", "sk_psock", "ingress_msg"),
     ("OFFSET_PSOCK_REFCOUNT", "sk_psock", "refcnt"),
+];
+
+/// Global in the object, flag of a socket.
+const FLAGS: [(&str, &str); 2] = [
+    ("ZERO_COPY_FLAG", "SOCK_ZEROCOPY"),
+    ("TIMESTAMP_FLAG", "SOCK_RCVTSTAMP"),
 ];
 
 /// A field that a kernel may be built without (`CONFIG_MPTCP`).
@@ -37,8 +44,8 @@ const ABSENT: u32 = u32::MAX;
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Offsets {
     pub(super) fields: Vec<(&'static str, u32)>,
-    /// Mask of `SOCK_ZEROCOPY` in `sk_flags`.
-    pub(super) zero_copy_flag: u64,
+    /// Masks in `sk_flags`, by the name of the global.
+    pub(super) flags: Vec<(&'static str, u64)>,
 }
 
 impl Offsets {
@@ -49,11 +56,11 @@ impl Offsets {
         let mut fields: Vec<_> = FIELDS.into_iter().map(field).collect::<Result<_, _>>()?;
         let (global, structure, path) = OPTIONAL;
         fields.push((global, btf.offset(structure, path).unwrap_or(ABSENT)));
-        let bit = btf.enumerator("sock_flags", "SOCK_ZEROCOPY")?;
-        let zero_copy_flag = 1_u64.checked_shl(bit).unwrap_or(0);
-        Ok(Self {
-            fields,
-            zero_copy_flag,
-        })
+        let flag = |(global, name)| {
+            let bit = btf.enumerator("sock_flags", name)?;
+            Ok((global, 1_u64.checked_shl(bit).unwrap_or(0)))
+        };
+        let flags = FLAGS.into_iter().map(flag).collect::<Result<_, _>>()?;
+        Ok(Self { fields, flags })
     }
 }

@@ -33,18 +33,32 @@ fn owned(result: libc::c_long) -> io::Result<i32> {
     i32::try_from(result).map_err(io::Error::other)
 }
 
-/// Sets `SO_RCVLOWAT` of a socket to one, which is its default, and by which the
-/// kernel tells its readers again of what they may read.
-pub fn touch_low_water(socket: &OwnedFd) -> io::Result<()> {
-    let one: libc::c_int = 1;
-    // SAFETY: the value is ours, and the length is that of the value.
+/// Sets `SO_RCVLOWAT` of a socket to what it is, by which the kernel tells its
+/// readers again of what they may read.
+pub fn repeat_low_water(socket: &OwnedFd) -> io::Result<()> {
+    let mut value: libc::c_int = 0;
+    let mut length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: value and length are ours, and the length is that of the value.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_RCVLOWAT,
-            (&raw const one).cast(),
-            size_of_val(&one) as libc::socklen_t,
+            (&raw const value).cast(),
+            length,
         )
     };
     if result == 0 {

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use aya::Pod;
-use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_link_info};
+use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::GetStruct;
 
@@ -85,6 +85,30 @@ pub(super) fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
     attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
     let fd = bpf(bpf_cmd::BPF_OBJ_GET, &mut attr)?;
+    // SAFETY: the kernel has just opened this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Pins an object.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = zeroed();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.bpf_fd = object.as_raw_fd().cast_unsigned();
+    bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Attaches a program, without flags, so that it coexists with those of others.
+pub(super) fn create_link(
+    program: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    attach_type: bpf_attach_type,
+) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd().cast_unsigned();
+    attr.link_create.__bindgen_anon_2.target_fd = target.as_raw_fd().cast_unsigned();
+    attr.link_create.attach_type = attach_type as u32;
+    let fd = bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr)?;
     // SAFETY: the kernel has just opened this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

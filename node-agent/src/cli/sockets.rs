@@ -114,10 +114,15 @@ fn row(pair: &Pair, name: impl Fn(&ServiceKey) -> String) -> Row {
     }
 }
 
-/// Of a pair that was given up, why; else what the last look said.
+/// What a process did to a socket; of a pair that was given up, why; else what the
+/// last look said.
 fn reason(pair: &Pair, state: State) -> Option<SpliceReason> {
     if matches!(state, State::Registered | State::Promoted) {
         return None;
+    }
+    let marks = pair.marks.all();
+    if marks.is_some() {
+        return Some(marks.reason());
     }
     let latched = [&pair.client, &pair.server]
         .into_iter()
@@ -191,7 +196,7 @@ fn table(report: &SocketsReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shunt_common::{SocketKey, Stage};
+    use shunt_common::{Mark, SocketKey, Stage};
 
     use super::*;
 
@@ -229,5 +234,7 @@ mod tests {
         assert_eq!(shown(&pair), (State::Demoting, Some("slow_reader")));
         (pair.client.member, pair.server.member) = (0, 0);
         assert_eq!(shown(&pair), (State::Paired, Some("slow_reader")));
+        pair.marks.server_options = Mark::LOW_WATER.0;
+        assert_eq!(shown(&pair), (State::Paired, Some("low_water")));
     }
 }

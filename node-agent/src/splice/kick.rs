@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::bpf::{PidFd, touch_low_water};
+use crate::bpf::{PidFd, repeat_low_water};
 
 /// Wakes all who wait for this socket to become readable; whether it was found.
 ///
@@ -45,7 +45,7 @@ fn kick_in(pid: u32, link: &str) -> io::Result<bool> {
             continue;
         };
         let process = PidFd::open(pid)?;
-        touch_low_water(&process.duplicate(number)?)?;
+        repeat_low_water(&process.duplicate(number)?)?;
         return Ok(true);
     }
     Ok(false)

@@ -108,6 +108,7 @@ impl Phase {
     pub fn adopt(pair: &Pair) -> Self {
         let ends = [&pair.client, &pair.server];
         let members = ends.iter().filter(|end| end.member != 0).count();
+        let marks = pair.marks.all();
         let is_given_up = ends.iter().any(|end| end.is_latched() || end.frozen != 0);
         match members {
             0 if pair.promotions == 0 => Self::NEW,
@@ -117,6 +118,7 @@ impl Phase {
                 looks: 0,
                 copied: [0; 2],
             },
+            _ if marks.is_some() => Self::Freezing(marks.reason()),
             2 if !is_given_up => Self::verifying(),
             _ => Self::Freezing(SpliceReason::NotEngaged),
         }
