@@ -10,13 +10,45 @@ mod splice;
 mod status;
 mod uninstall;
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::bpf::Pins;
+
+/// The whole program: logs to standard error, does what the arguments say, and
+/// says why it failed.
+pub fn main() -> ExitCode {
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .with_env_var("SHUNT_LOG")
+        .from_env_lossy();
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_env_filter(filter)
+        .init();
+    match Cli::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(
+    clippy::print_stderr,
+    reason = "this is where a program says why it failed"
+)]
+fn report(error: &anyhow::Error) {
+    eprintln!("error: {error:#}");
+}
 
 /// Makes calls between pods on the same node take the short way.
 #[derive(Debug, Parser)]

@@ -24,3 +24,6 @@ pub mod agent;
 pub mod cli;
 pub mod explain;
 pub mod report;
+
+#[cfg(feature = "fault-injection")]
+pub mod fault;

@@ -34,6 +34,13 @@ impl Node {
         self.start_agent(command, args)
     }
 
+    /// As [`Node::agent`], but the one that has faults if it is asked to.
+    pub fn faulty_agent(&self, args: &[&str]) -> Result<Agent> {
+        let mut command = self.command(target_binary("shunt-faulty", "SHUNT_FAULTY_BIN")?);
+        command.args(["agent", "--from"]).arg(self.manifests());
+        self.start_agent(command, args)
+    }
+
     /// As [`Node::agent`], but it watches the API server of a kubeconfig.
     pub fn agent_of_cluster(&self, kubeconfig: &Path, args: &[&str]) -> Result<Agent> {
         let mut command = self.command(shunt()?);
@@ -127,6 +134,20 @@ impl Agent {
     /// Whether it has not ended yet.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait_for_end(mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.child.try_wait().context("look after the agent")? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!("the agent did not end within {timeout:?}");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Ends it without warning (SIGKILL).

@@ -3,10 +3,10 @@
 //! several.
 
 mod lane;
-mod trouble;
 
 pub mod round;
 pub mod run;
+pub mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

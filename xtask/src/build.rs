@@ -50,10 +50,32 @@ pub(crate) fn run(args: &BuildArgs) -> Result<()> {
 /// Builds the agent, with the BPF programs in it, and the lab's helper.
 pub(crate) fn binaries(profile: Profile) -> Result<Binaries> {
     announce("building shunt and lab-pod (some minutes, when nothing is built yet)");
+    let executables = build("shunt", &[], profile)?;
+    Ok(Binaries {
+        shunt: find(&executables, "shunt")?,
+        lab_pod: find(&executables, "lab-pod")?,
+    })
+}
+
+/// Builds the agent that tests make crash and break rules.
+pub(crate) fn faulty() -> Result<PathBuf> {
+    announce("building shunt-faulty");
+    let features = ["--features", "node-agent/fault-injection"];
+    find(
+        &build("shunt-faulty", &features, Profile::Debug)?,
+        "shunt-faulty",
+    )
+}
+
+/// Builds a program of the agent, always beside the lab's helper: so cargo chooses
+/// the same features of all other crates, and builds them once.
+fn build(agent: &str, features: &[&str], profile: Profile) -> Result<Vec<PathBuf>> {
     let mut cargo = command("cargo");
     // cargo itself tells where they are, whatever the target folder is.
     cargo.args(["build", "--message-format=json-render-diagnostics"]);
-    cargo.args(["--package", "node-agent", "--bin", "shunt"]);
+    cargo
+        .args(["--package", "node-agent", "--bin", agent])
+        .args(features);
     cargo.args(["--package", "shunt-tests", "--bin", "lab-pod"]);
     if profile == Profile::Release {
         cargo.arg("--release");
@@ -66,15 +88,13 @@ pub(crate) fn binaries(profile: Profile) -> Result<Binaries> {
     let executables = executables(stdout)?;
     let status = child.wait().context("wait for cargo")?;
     ensure!(status.success(), "the build failed ({status})");
-    let find = |name: &str| {
-        let path = executables.iter().find(|path| path.ends_with(name));
-        path.cloned()
-            .with_context(|| format!("cargo did not say where {name} is"))
-    };
-    Ok(Binaries {
-        shunt: find("shunt")?,
-        lab_pod: find("lab-pod")?,
-    })
+    Ok(executables)
+}
+
+fn find(executables: &[PathBuf], name: &str) -> Result<PathBuf> {
+    let path = executables.iter().find(|path| path.ends_with(name));
+    path.cloned()
+        .with_context(|| format!("cargo did not say where {name} is"))
 }
 
 /// Reads cargo's messages to the end.

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use crate::build::{Profile, binaries};
+use crate::build::{Profile, binaries, faulty};
 use crate::command::{announce, command, run as run_command};
 use crate::setup::{Need, ensure as ensure_installed, is_root};
 
@@ -64,9 +64,11 @@ fn unit(rest: &[String]) -> Command {
 
 fn root(rest: &[String]) -> Result<Command> {
     let binaries = binaries(Profile::Debug)?;
+    let faulty = faulty()?;
     announce("root tests");
     let mut cargo = command("cargo");
     cargo.env("SHUNT_BIN", binaries.shunt);
+    cargo.env("SHUNT_FAULTY_BIN", faulty);
     cargo.env("LAB_POD_BIN", binaries.lab_pod);
     // One program that fails must not hide what the others find.
     cargo.args(["test", "--no-fail-fast", "--package", "shunt-tests", "--"]);

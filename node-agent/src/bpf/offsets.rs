@@ -56,6 +56,16 @@ impl Offsets {
         let mut fields: Vec<_> = FIELDS.into_iter().map(field).collect::<Result<_, _>>()?;
         let (global, structure, path) = OPTIONAL;
         fields.push((global, btf.offset(structure, path).unwrap_or(ABSENT)));
+        #[cfg(feature = "fault-injection")]
+        if crate::fault::is(crate::fault::Fault::NoOrder) {
+            // Type and protocol are side by side, and the same for both ends.
+            let same = btf.offset("sock", "sk_type")?;
+            for (global, offset) in &mut fields {
+                if matches!(*global, "OFFSET_WRITE_SEQ" | "OFFSET_COPIED_SEQ") {
+                    *offset = same;
+                }
+            }
+        }
         let flag = |(global, name)| {
             let bit = btf.enumerator("sock_flags", name)?;
             Ok((global, 1_u64.checked_shl(bit).unwrap_or(0)))

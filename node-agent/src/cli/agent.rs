@@ -64,6 +64,10 @@ pub(super) struct AgentArgs {
     metrics_addr: Option<SocketAddr>,
     #[command(flatten)]
     pins: PinsArgs,
+    /// What is to go wrong.
+    #[cfg(feature = "fault-injection")]
+    #[arg(long, value_enum)]
+    fault: Option<crate::fault::Fault>,
 }
 
 /// On or off.
@@ -94,6 +98,8 @@ impl Splice {
 
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn agent(args: AgentArgs) -> Result<()> {
+    #[cfg(feature = "fault-injection")]
+    args.fault.into_iter().for_each(crate::fault::set);
     let source = args.from.map_or(Source::Kubernetes, Source::Folder);
     let config = Config {
         node_name: args.node_name,

@@ -282,6 +282,8 @@ impl Work {
 
     /// A new pair. It is left alone until it is old enough.
     fn found(&mut self, key: u64, now: Instant) {
+        #[cfg(feature = "fault-injection")]
+        crate::fault::crash_at(crate::fault::Fault::CrashFound);
         let due = now + self.settings.after;
         let followed = Followed {
             phase: Phase::NEW,
@@ -296,6 +298,8 @@ impl Work {
 
     /// The pair has to go back to TCP.
     fn leave(&mut self, key: u64, reason: SpliceReason, now: Instant) {
+        #[cfg(feature = "fault-injection")]
+        crate::fault::crash_at(crate::fault::Fault::CrashTold);
         let Some(followed) = self.followed.get(&key) else {
             return;
         };
@@ -431,6 +435,8 @@ impl Work {
             }
             return;
         }
+        #[cfg(feature = "fault-injection")]
+        crate::fault::crash_after(&tasks);
         for task in &tasks {
             let Some(followed) = self.followed.get(&task.pair) else {
                 continue;
@@ -529,6 +535,10 @@ impl Work {
     }
 
     fn kick(&self, task: &Task, ends: [bool; 2]) {
+        #[cfg(feature = "fault-injection")]
+        if crate::fault::is(crate::fault::Fault::NoKick) {
+            return;
+        }
         for (end, wanted) in task.ends.iter().zip(ends) {
             if !wanted || end.inode == 0 {
                 continue;

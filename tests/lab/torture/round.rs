@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::TortureReport;
 use super::lane::{IDS_OF_ROUND, Lanes, Load, write_services};
-use super::trouble::{Counts, Troubled};
+use super::trouble::{Counts, Program, Trouble, Troubled};
 use crate::random::Random;
 use crate::{Lab, LogOutput, Node, Options};
 
@@ -19,16 +19,18 @@ pub struct Round<'a> {
     pub seed: u64,
     /// Its number within the run.
     pub number: u64,
-    /// No new connections after so long.
-    pub time: Duration,
+    /// What befalls the agent while new connections are made.
+    pub trouble: Trouble<'a>,
     /// As [`Options::steering`].
     pub steering: u32,
     /// Connections at once, of each of the six lanes.
     pub parallel: usize,
     /// A connection of which nothing moves for so long is hung.
     pub patience: Duration,
-    /// Of the agent, besides those that make it splice.
-    pub agent: &'a [&'a str],
+    /// The agent.
+    pub program: Program,
+    /// Its arguments, besides those that make it splice.
+    pub args: &'a [&'a str],
     /// When its log is printed.
     pub logs: LogOutput,
 }
@@ -68,17 +70,16 @@ impl Round<'_> {
         let node = lab.node("n1")?;
         let (client, web) = (node.pod("client", None)?, node.pod("web", None)?);
         write_services(&node, &web)?;
-        let args = [&["--splice", "auto", "--splice-after", "0ms"], self.agent].concat();
-        let mut agent = Troubled::start(&node, &args)?;
+        let args = [&["--splice", "auto", "--splice-after", "0ms"], self.args].concat();
+        let mut agent = Troubled::start(&node, self.program, &args)?;
         let load = Load {
             seed: self.seed,
             parallel: self.parallel,
             patience_ms: self.patience.as_millis(),
             first_id: self.number * IDS_OF_ROUND,
         };
-        let until = Instant::now() + self.time;
         let lanes = Lanes::start(&node, &client, &web, &load)?;
-        agent.trouble(&mut Random::new(self.seed), until)?;
+        agent.trouble(&mut Random::new(self.seed), self.trouble)?;
         let torture = lanes.finish()?;
         wait_until_empty(&node)?;
         let status = status(&node)?;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::round::{Round, RoundReport};
+use super::trouble::{Program, Trouble};
 use super::{FaultKind, TortureReport};
 use crate::LogOutput;
 use crate::random::Random;
@@ -71,11 +72,12 @@ pub fn run(settings: &Settings, mut tell: impl FnMut(&str)) -> Result<Outcome> {
         let round = Round {
             seed: random.below(usize::MAX) as u64,
             number,
-            time: (settings.time / 2).min(ROUND),
+            trouble: Trouble::All((settings.time / 2).min(ROUND)),
             steering: if number % 2 == 0 { 0b11 } else { 0 },
             parallel: settings.parallel,
             patience: settings.patience,
-            agent: &[],
+            program: Program::Shunt,
+            args: &[],
             logs: settings.logs,
         };
         let report = round.run()?;

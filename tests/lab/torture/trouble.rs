@@ -1,19 +1,41 @@
 //! What befalls the agent while connections are spliced: it is killed at random
 //! moments, and told to take all of them back to TCP.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::fixture::{PATIENCE, READY};
 use crate::random::Random;
 use crate::{Agent, Node};
 
+/// Which program is the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// What is installed.
+    Shunt,
+    /// One that has faults if it is asked to.
+    Faulty,
+}
+
+/// What befalls the agent, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub enum Trouble<'a> {
+    /// It is killed, and the splice switched off and on.
+    All(Duration),
+    /// The splice is switched off and on.
+    Switches(Duration),
+    /// It has each of these faults, so many times, and ends by each.
+    Crashes(&'a [&'a str], usize),
+}
+
 /// The agent of a node, and how to start another one.
 pub(super) struct Troubled<'a> {
     node: &'a Node,
+    program: Program,
     args: Vec<&'a str>,
     agent: Option<Agent>,
     pub(super) counts: Counts,
@@ -32,9 +54,10 @@ pub struct Counts {
 
 impl<'a> Troubled<'a> {
     /// Starts the agent and waits until it is ready.
-    pub(super) fn start(node: &'a Node, args: &[&'a str]) -> Result<Self> {
+    pub(super) fn start(node: &'a Node, program: Program, args: &[&'a str]) -> Result<Self> {
         let mut troubled = Self {
             node,
+            program,
             args: args.to_vec(),
             agent: None,
             counts: Counts::default(),
@@ -44,8 +67,32 @@ impl<'a> Troubled<'a> {
         Ok(troubled)
     }
 
-    /// Makes trouble until then. Afterwards an agent runs and the splice is on.
-    pub(super) fn trouble(&mut self, random: &mut Random, until: Instant) -> Result<()> {
+    /// Makes trouble. Afterwards an agent runs and the splice is on.
+    pub(super) fn trouble(&mut self, random: &mut Random, trouble: Trouble<'_>) -> Result<()> {
+        match trouble {
+            Trouble::All(time) => self.all(random, Instant::now() + time),
+            Trouble::Switches(time) => {
+                let until = Instant::now() + time;
+                while Instant::now() < until {
+                    pause(random, 100..1500);
+                    self.switch_off_for(random, |_| Ok(()))?;
+                }
+                Ok(())
+            }
+            Trouble::Crashes(faults, times) => {
+                for fault in faults {
+                    for _ in 0..times {
+                        self.crash(fault)
+                            .with_context(|| format!("an agent with the fault {fault}"))?;
+                    }
+                }
+                self.revive()?;
+                self.wait_until_ready()
+            }
+        }
+    }
+
+    fn all(&mut self, random: &mut Random, until: Instant) -> Result<()> {
         while Instant::now() < until {
             pause(random, 100..1500);
             match random.below(4) {
@@ -98,7 +145,20 @@ impl<'a> Troubled<'a> {
         off.kill().context("end shunt splice off")?;
         off.wait().context("wait for shunt splice off")?;
         let on = self.node.shunt(&["splice", "on"])?;
-        anyhow::ensure!(on.status.success(), "shunt splice on: {on:?}");
+        ensure!(on.status.success(), "shunt splice on: {on:?}");
+        Ok(())
+    }
+
+    /// Lets an agent end by its fault.
+    fn crash(&mut self, fault: &str) -> Result<()> {
+        self.kill()?;
+        let agent = self
+            .node
+            .faulty_agent(&[&self.args[..], &["--fault", fault]].concat())?;
+        self.counts.starts += 1;
+        let status = agent.wait_for_end(PATIENCE)?;
+        ensure!(status.signal() == Some(9), "it ended otherwise: {status}");
+        self.counts.kills += 1;
         Ok(())
     }
 
@@ -111,7 +171,10 @@ impl<'a> Troubled<'a> {
     }
 
     fn revive(&mut self) -> Result<()> {
-        self.agent = Some(self.node.agent(&self.args)?);
+        self.agent = Some(match self.program {
+            Program::Shunt => self.node.agent(&self.args)?,
+            Program::Faulty => self.node.faulty_agent(&self.args)?,
+        });
         self.counts.starts += 1;
         Ok(())
     }
