@@ -296,6 +296,37 @@ fn pods_and_services_say_what_is_spliced() {
 }
 
 #[test]
+fn connections_that_are_closed_leave_their_room_to_others() {
+    let mut lab = Lab::new("room").unwrap();
+    let node = lab.node("n1").unwrap();
+    let (client, server) = (
+        node.pod("client", None).unwrap(),
+        node.pod("web", None).unwrap(),
+    );
+    let _web = server.serve("0.0.0.0:8080", "web").unwrap();
+    let service = Service {
+        endpoints: vec![(server.ipv4().into(), "n1")],
+        annotations: SPLICE,
+        ..Service::default()
+    };
+    node.write_manifest("cart.yaml", &service.yaml()).unwrap();
+    let _agent = start_splicing(&node, &["--splice-after", "0ms", "--splice-max-pairs", "1"]);
+
+    for turn in 1..=3 {
+        let bench = client
+            .start_lab_pod(&["bench-pingpong", CART, "--seconds", "300"])
+            .unwrap();
+        wait_until(&format!("connection {turn} is spliced"), || {
+            json(&node, &["sockets"])["sockets"][0]["to_server"]["spliced"] == true
+        });
+        drop(bench);
+        wait_until("it is closed", || {
+            json(&node, &["sockets"])["sockets"][0].is_null()
+        });
+    }
+}
+
+#[test]
 fn the_switch_takes_all_back_to_tcp_and_lasts() {
     let mut lab = Lab::new("switch").unwrap();
     let node = lab.node("n1").unwrap();

@@ -324,6 +324,8 @@ pub enum EventKind {
     Marked = 2,
     /// splice(2) was called in a cgroup for the first time; `pair` is its id.
     Splicer = 3,
+    /// A socket of a pair that was promoted is closed.
+    Closed = 4,
 }
 
 const _: () = assert!(size_of::<End>() == 64 && align_of::<End>() == 8);

@@ -10,12 +10,12 @@ use crate::count::count;
 #[btf_map(name = "splice_events")]
 static SPLICE_EVENTS: RingBuf<SpliceEvent, { capacity::SPLICE_EVENTS }> = RingBuf::new();
 
-/// Tells the agent, and wakes it unless it is only about a new pair, which it
-/// looks for now and then.
+/// Tells the agent, and wakes it unless it is only about a pair that is new or
+/// closed, which it looks for now and then.
 #[inline(always)]
 pub(crate) fn tell(pair: u64, kind: EventKind, reason: SpliceReason) {
     let flags = match kind {
-        EventKind::Paired => BPF_RB_NO_WAKEUP,
+        EventKind::Paired | EventKind::Closed => BPF_RB_NO_WAKEUP,
         _ => BPF_RB_FORCE_WAKEUP,
     };
     put(pair, kind, reason, flags);

@@ -204,6 +204,10 @@ pub(crate) fn forget(ctx: &SockOpsContext) {
         if !pair.is_complete() {
             let _ = CLIENTS.remove(pair.key());
         }
+        if pair.client.member != 0 || pair.server.member != 0 {
+            // The agent looks at what is spliced no more, and would count it for ever.
+            events::tell(end.pair, EventKind::Closed, SpliceReason::Gone);
+        }
         // That the other end was first is no error.
         let _ = PAIRS.remove(end.pair);
     }

@@ -358,10 +358,15 @@ impl Work {
     }
 
     /// Takes in all pairs of the map that are not known. Those that are known are
-    /// looked at again if they are in the map: an event about them may be lost.
+    /// looked at again if they are promoted: an event about them may be lost.
     fn adopt(&mut self, now: Instant) -> Result<usize, ReadError> {
         let mut adopted = 0;
-        for (key, pair) in self.pairs.all()? {
+        let all = self.pairs.all()?;
+        let closed: Vec<_> = self.members().filter(|it| !all.contains_key(it)).collect();
+        for key in closed {
+            self.leave(key, SpliceReason::Gone, now);
+        }
+        for (key, pair) in all {
             if !pair.is_complete() {
                 continue;
             }
