@@ -8,6 +8,7 @@ mod servers;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub struct Programs {
     bodies: PathBuf,
     /// Where the built programs are.
     built: PathBuf,
+    /// Of the folders and logs so far, so that each has its own.
+    number: AtomicU32,
 }
 
 /// A running server; dropping it kills it.
@@ -58,6 +61,7 @@ impl Programs {
             bodies: folder.join("bodies"),
             built: target.join("programs"),
             folder,
+            number: AtomicU32::new(0),
         };
         create_folder(&programs.bodies)?;
         create_folder(&programs.built)?;
@@ -81,9 +85,15 @@ impl Programs {
         self.built.join("programs-go")
     }
 
+    /// A path that no other program has.
+    fn path(&self, name: &str) -> PathBuf {
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        self.folder.join(format!("{name}-{number}"))
+    }
+
     /// Starts a server, and waits until it listens in its pod.
     fn start(&self, name: &str, port: u16, mut command: Command) -> Result<Running> {
-        let log = self.folder.join(format!("{name}-{port}.log"));
+        let log = self.path(name);
         let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let child = command
             .stdin(Stdio::null())
@@ -100,7 +110,7 @@ impl Programs {
     /// Runs a client to its end, and returns what it printed. One that takes too
     /// long hangs.
     pub fn finish(&self, name: &str, mut command: Command) -> Result<String> {
-        let log = self.folder.join(format!("{name}-client.log"));
+        let log = self.path(name);
         let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let mut child = command
             .stdin(Stdio::null())

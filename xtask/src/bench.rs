@@ -1,5 +1,6 @@
 //! `cargo xtask bench NAME`: contenders side by side, interleaved in one run.
 
+mod apps;
 mod connect;
 
 use std::fs::{self, File};
@@ -9,6 +10,7 @@ use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::setup::{self, Need};
 use crate::stats::Samples;
 
 /// Which benchmark, and where its figures go.
@@ -23,6 +25,8 @@ pub(crate) struct BenchArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Name {
+    /// Requests per second of real programs.
+    Apps,
     /// Connects per second, with 1 and with 10,000 Services.
     Connect,
 }
@@ -56,6 +60,10 @@ pub(crate) struct Row {
 /// Runs it, prints the figures, and writes them if asked to.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let (bench, rows) = match args.name {
+        Name::Apps => {
+            setup::ensure(&[Need::Programs])?;
+            ("apps", apps::run()?)
+        }
         Name::Connect => ("connect", connect::run()?),
     };
     let report = Report {

@@ -42,7 +42,7 @@ impl Programs {
 
     /// nginx, as one process.
     pub fn nginx(&self, place: &impl Place, port: u16, role: Nginx<'_>) -> Result<Running> {
-        let folder = self.folder.join(format!("nginx-{port}"));
+        let folder = self.path("nginx");
         let (location, rest) = match role {
             Nginx::Static => (format!("root {};", self.bodies.display()), String::new()),
             Nginx::Proxy(to) => (
@@ -92,7 +92,7 @@ impl Programs {
              frontend front\n    bind 0.0.0.0:{port}\n    default_backend back\n\
              backend back\n    server one {to}\n"
         );
-        let path = self.folder.join(format!("haproxy-{port}.cfg"));
+        let path = self.path("haproxy");
         fs::write(&path, text).context("write HAProxy's configuration")?;
         let mut command = place.command("haproxy");
         command.args(["-db", "-f"]).arg(path);
@@ -102,7 +102,7 @@ impl Programs {
     /// PostgreSQL with a new cluster, without a password, and with pgbench's
     /// tables.
     pub fn postgres(&self, place: &impl Place, port: u16) -> Result<Running> {
-        let folder = self.folder.join(format!("postgres-{port}"));
+        let folder = self.path("postgres");
         fs::create_dir_all(&folder).context("create PostgreSQL's folder")?;
         run(Command::new("chown").arg("nobody:nogroup").arg(&folder))?;
         let folder = folder.join("cluster");

@@ -22,6 +22,7 @@ type options struct {
 	workers  int
 	http2    bool
 	echo     bool
+	body     string
 }
 
 // One worker's connection; ask sends one request and checks the answer.
@@ -50,6 +51,7 @@ func main() {
 	flags.IntVar(&asked.workers, "workers", 4, "connections at once")
 	flags.BoolVar(&asked.http2, "http2", false, "HTTP/2 without TLS")
 	flags.BoolVar(&asked.echo, "echo", false, "send bodies as well")
+	flags.StringVar(&asked.body, "body", "body-*", "which bodies")
 	flags.Parse(os.Args[2:])
 	if err := run(os.Args[1], *listen, asked); err != nil {
 		log.Fatal(os.Args[1], ": ", err)
@@ -80,7 +82,7 @@ func run(command, listen string, asked options) error {
 
 // ask has each worker ask for all bodies in turn until the time is up.
 func ask(asked options, open func(options, int) (connection, error)) error {
-	bodies, err := readBodies(asked.folder)
+	bodies, err := readBodies(asked.folder, asked.body)
 	if err != nil {
 		return err
 	}
@@ -115,8 +117,8 @@ func ask(asked options, open func(options, int) (connection, error)) error {
 	return nil
 }
 
-func readBodies(folder string) ([]body, error) {
-	paths, err := filepath.Glob(filepath.Join(folder, "body-*"))
+func readBodies(folder, pattern string) ([]body, error) {
+	paths, err := filepath.Glob(filepath.Join(folder, pattern))
 	if err != nil || len(paths) == 0 {
 		return nil, fmt.Errorf("no bodies in %q (%v)", folder, err)
 	}
