@@ -79,6 +79,7 @@ fn route(verdict: Verdict, endpoints: &[SocketAddr], splice: bool) -> Route {
         .map(|address| Endpoint {
             address: *address,
             local: true,
+            node: shunt_common::NodeId::UNKNOWN,
         })
         .collect();
     Route {

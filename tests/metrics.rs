@@ -37,6 +37,12 @@ fn sample(counter: &str) -> String {
         "connect_local" => "shunt_local_connects_total".to_owned(),
         "connect_spilled" => "shunt_spilled_connects_total".to_owned(),
         "promotions" | "demotions" | "latches" | "events_lost" => format!("shunt_{counter}_total"),
+        "connects_failed" => "shunt_failed_connects_total".to_owned(),
+        "suspected" => "shunt_suspicions_total{change=\"begun\"}".to_owned(),
+        "cleared" => "shunt_suspicions_total{change=\"ended\"}".to_owned(),
+        "syn_timeouts" | "probes" | "suspects_avoided" | "failed_fast" => {
+            format!("shunt_{counter}_total")
+        }
         "self_check" => "shunt_self_checks_total".to_owned(),
         "peer_names" => "shunt_names_shown_total{call=\"getpeername\"}".to_owned(),
         "source_names" => "shunt_names_shown_total{call=\"recvmsg\"}".to_owned(),

@@ -22,7 +22,6 @@ pub struct Affinity {
     /// Time since boot from which on the client is free again, ns.
     until_ns: u64,
     endpoint: Slot,
-    reserved: [u8; 4],
 }
 
 const _: () = assert!(size_of::<AffinityKey>() == 40 && align_of::<AffinityKey>() == 8);
@@ -45,11 +44,7 @@ impl Affinity {
     /// A client that keeps to `endpoint` until then.
     #[inline(always)]
     pub const fn new(endpoint: Slot, until_ns: u64) -> Self {
-        Self {
-            until_ns,
-            endpoint,
-            reserved: [0; 4],
-        }
+        Self { until_ns, endpoint }
     }
 
     /// Time since boot from which on the client is free again, ns.

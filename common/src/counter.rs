@@ -63,11 +63,25 @@ pub enum Counter {
     /// Events for which the ring buffer had no room: the agent looks at all
     /// pairs then.
     EventsLost = 27,
+    /// SYNs of connects to an endpoint that had no answer in time.
+    SynTimeouts = 28,
+    /// Connects to an endpoint that were refused or had no way.
+    ConnectsFailed = 29,
+    /// Endpoints and nodes that became suspect.
+    Suspected = 30,
+    /// Suspicions that ended in an answer.
+    Cleared = 31,
+    /// Connects sent to a suspect endpoint to find out.
+    Probes = 32,
+    /// Suspect endpoints that were passed over.
+    SuspectsAvoided = 33,
+    /// Waiting connects that were made to fail, since their endpoint is dead.
+    FailedFast = 34,
 }
 
 impl Counter {
     /// All of them, in the order of their index.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 35] = [
         Self::ConnectNode,
         Self::ConnectZone,
         Self::ConnectCluster,
@@ -96,6 +110,13 @@ impl Counter {
         Self::MessagesTcp,
         Self::Latches,
         Self::EventsLost,
+        Self::SynTimeouts,
+        Self::ConnectsFailed,
+        Self::Suspected,
+        Self::Cleared,
+        Self::Probes,
+        Self::SuspectsAvoided,
+        Self::FailedFast,
     ];
 
     /// How many there are.
@@ -132,6 +153,13 @@ impl Counter {
             Self::MessagesTcp => "messages_tcp",
             Self::Latches => "latches",
             Self::EventsLost => "events_lost",
+            Self::SynTimeouts => "syn_timeouts",
+            Self::ConnectsFailed => "connects_failed",
+            Self::Suspected => "suspected",
+            Self::Cleared => "cleared",
+            Self::Probes => "probes",
+            Self::SuspectsAvoided => "suspects_avoided",
+            Self::FailedFast => "failed_fast",
         }
     }
 }

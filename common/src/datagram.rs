@@ -20,10 +20,11 @@ pub struct Flow {
     used_ns: u64,
     service: ServiceKey,
     endpoint: Slot,
+    reserved: [u8; 4],
 }
 
-const _: () = assert!(size_of::<Flow>() == 48 && align_of::<Flow>() == 8);
-const _: () = assert!(size_of::<Flows>() == 8 * 48);
+const _: () = assert!(size_of::<Flow>() == 56 && align_of::<Flow>() == 8);
+const _: () = assert!(size_of::<Flows>() == 8 * 56);
 
 impl Flows {
     /// How many a socket has: resolvers use up to three servers at once.
@@ -89,6 +90,7 @@ impl Flow {
             used_ns: now_ns,
             service,
             endpoint,
+            reserved: [0; 4],
         }
     }
 

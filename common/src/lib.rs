@@ -19,6 +19,7 @@ mod choice;
 mod client;
 mod counter;
 mod datagram;
+mod health;
 mod load;
 mod mark;
 mod node;
@@ -30,10 +31,14 @@ mod socket;
 mod task;
 
 pub use affinity::{Affinity, AffinityKey};
-pub use choice::{Choice, Source};
+pub use choice::{Choice, Demands, Source, search};
 pub use client::{LeftAlone, Reason};
 pub use counter::Counter;
 pub use datagram::{Flow, Flows};
+pub use health::{
+    CERTAIN, Evidence, FIRST_WAIT_NS, Failure, Health, HealthChange, HealthConfig, HealthEvent,
+    HealthKey, Judgement, MAX_WAIT_NS, MEMORY_NS, NodeId, ProbeKey, Standing, Threshold, judge,
+};
 pub use load::LoadKey;
 pub use mark::{Mark, Marks};
 pub use node::{Clients, Heartbeat, Node};
@@ -88,6 +93,18 @@ pub mod map {
     pub const LEFT_ALONE: &str = "left_alone";
     /// [`LoadKey`](crate::LoadKey) → number of open connections (`u64`).
     pub const LOADS: &str = "loads";
+    /// [`HealthKey`](crate::HealthKey) → [`Health`](crate::Health), of those that
+    /// failed lately; the longest unused make room.
+    pub const HEALTH: &str = "health";
+    /// [`ProbeKey`](crate::ProbeKey) → 0; the longest unused make room.
+    pub const PROBES: &str = "probes";
+    /// One `u64`: while boot time in ns is below it, something in `health` may be
+    /// suspect.
+    pub const HEALTH_GATE: &str = "health_gate";
+    /// One [`HealthConfig`](crate::HealthConfig).
+    pub const HEALTH_CONFIG: &str = "health_config";
+    /// Ring buffer of [`HealthEvent`](crate::HealthEvent).
+    pub const HEALTH_EVENTS: &str = "health_events";
     /// Address (16 bytes) → cookie of the network namespace that connects from it.
     pub const NAMESPACES: &str = "namespaces";
     /// Cookie of a network namespace → the address (16 bytes) that it was last seen
@@ -127,6 +144,13 @@ pub mod capacity {
     pub const LEFT_ALONE: usize = 4_096;
     /// Endpoints on this node of Services that limit their connections.
     pub const LOADS: usize = 16_384;
+    /// Endpoints and nodes that failed lately. Of what has no room, nothing is
+    /// suspected.
+    pub const HEALTH: usize = 8_192;
+    /// Probes that were made lately.
+    pub const PROBES: usize = 4_096;
+    /// Bytes of the ring buffer.
+    pub const HEALTH_EVENTS: usize = 1 << 16;
     /// Addresses on this node that are seen to connect or to accept.
     pub const NAMESPACES: usize = 4_096;
     /// Connections whose ends may be on this node.

@@ -1,8 +1,9 @@
 //! Lets aya copy the map types to and from the kernel.
 
 use crate::{
-    Affinity, AffinityKey, EndKey, Heartbeat, LeftAlone, LoadKey, Node, Pair, ServiceEntry,
-    ServiceKey, ServiceName, Slot, SlotKey, SocketKey, SpliceConfig, SpliceEvent, Task, UdpClient,
+    Affinity, AffinityKey, EndKey, Health, HealthConfig, HealthEvent, HealthKey, Heartbeat,
+    LeftAlone, LoadKey, Node, Pair, ProbeKey, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
+    SocketKey, SpliceConfig, SpliceEvent, Task, UdpClient,
 };
 
 macro_rules! pod {
@@ -19,11 +20,16 @@ pod!(
     Affinity,
     AffinityKey,
     EndKey,
+    Health,
+    HealthConfig,
+    HealthEvent,
+    HealthKey,
     Heartbeat,
     LeftAlone,
     LoadKey,
     Node,
     Pair,
+    ProbeKey,
     ServiceEntry,
     ServiceKey,
     ServiceName,

@@ -6,7 +6,7 @@
 
 use core::net::IpAddr;
 
-use crate::{MAX_TIERS, Wish, address};
+use crate::{MAX_TIERS, NodeId, Wish, address};
 
 /// What a client connects to: ClusterIP, port, protocol. Aligned, so that the
 /// programs copy and compare words and not bytes.
@@ -90,6 +90,8 @@ pub struct Slot {
     /// 1 if the endpoint is on this node.
     local: u8,
     reserved: u8,
+    /// [`NodeId`] of the endpoint's node.
+    node: u32,
 }
 
 /// The name of a Service port, for people. Each part is padded with zeros;
@@ -106,7 +108,7 @@ const _: () = assert!(size_of::<ServiceKey>() == 20 && align_of::<ServiceKey>() 
 const _: () = assert!(size_of::<ServiceEntry>() == 56 && align_of::<ServiceEntry>() == 8);
 const _: () = assert!(size_of::<TierRange>() == 12);
 const _: () = assert!(size_of::<SlotKey>() == 16 && align_of::<SlotKey>() == 8);
-const _: () = assert!(size_of::<Slot>() == 20 && align_of::<Slot>() == 4);
+const _: () = assert!(size_of::<Slot>() == 24 && align_of::<Slot>() == 4);
 const _: () = assert!(size_of::<ServiceName>() == 192);
 
 impl ServiceKey {
@@ -289,6 +291,7 @@ impl Slot {
         port: [0; 2],
         local: 0,
         reserved: 0,
+        node: 0,
     };
 
     /// From an address and a port in host byte order.
@@ -298,7 +301,20 @@ impl Slot {
             port: port.to_be_bytes(),
             local: local as u8,
             reserved: 0,
+            node: 0,
         }
+    }
+
+    /// The same, on this node.
+    pub const fn on(mut self, node: NodeId) -> Self {
+        self.node = node.0;
+        self
+    }
+
+    /// The endpoint's node, if it is known and another one.
+    #[inline(always)]
+    pub const fn node(&self) -> NodeId {
+        NodeId(self.node)
     }
 
     /// The endpoint's address.
@@ -317,6 +333,34 @@ impl Slot {
     #[inline(always)]
     pub fn is_at(&self, address: &[u8; 16], port: [u8; 2]) -> bool {
         self.address == *address && self.port == port
+    }
+
+    /// All of it, as numbers.
+    #[inline(always)]
+    pub const fn words(&self) -> [u64; 3] {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = self.address;
+        let [q, r] = self.port;
+        let [s, t, u, v] = self.node.to_ne_bytes();
+        [
+            u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            u64::from_ne_bytes([i, j, k, l, m, n, o, p]),
+            u64::from_ne_bytes([q, r, self.local, self.reserved, s, t, u, v]),
+        ]
+    }
+
+    /// From what [`Slot::words`] gives.
+    #[inline(always)]
+    pub const fn from_words([high, low, rest]: [u64; 3]) -> Self {
+        let [a, b, c, d, e, f, g, h] = high.to_ne_bytes();
+        let [i, j, k, l, m, n, o, p] = low.to_ne_bytes();
+        let [q, r, local, reserved, s, t, u, v] = rest.to_ne_bytes();
+        Self {
+            address: [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p],
+            port: [q, r],
+            local,
+            reserved,
+            node: u32::from_ne_bytes([s, t, u, v]),
+        }
     }
 
     /// Whether it comes before another in a tier: by address, then by port.
@@ -397,6 +441,12 @@ mod tests {
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 96, 0, 10, 0, 80, 6, 0,
         ];
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn a_slot_comes_back_from_its_words() {
+        let slot = Slot::new("10.0.0.9".parse().unwrap(), 80, true).on(NodeId(7));
+        assert_eq!(Slot::from_words(slot.words()), slot);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Sockets: what the connect hook remembers, and by what the two ends of a
 //! connection find each other.
 
-use crate::{ServiceKey, Wish, address};
+use crate::{NodeId, ServiceKey, Slot, Wish, address};
 
 /// Socket storage of a client: where it meant to go and where it went.
 #[repr(C)]
@@ -17,6 +17,16 @@ pub struct Connection {
     splice: u8,
     /// 1 if it is in the number that `loads` has for the endpoint.
     pub counted: u8,
+    /// When the connect began, ns since boot.
+    began_ns: u64,
+    /// [`NodeId`] of the endpoint's node.
+    node: u32,
+    /// The socket's own number of SYN retries, while it has more of them; 0
+    /// otherwise.
+    pub own_retries: u8,
+    /// 1 once the connect is made to fail.
+    pub failing: u8,
+    reserved: [u8; 2],
 }
 
 /// A connected UDP socket that our connect hook sent to an endpoint.
@@ -51,27 +61,38 @@ pub struct SocketKey {
 /// Bit of `Connection::splice`: the endpoint is on this node.
 const NEAR: u8 = 1 << 7;
 
-const _: () = assert!(size_of::<Connection>() == 40 && align_of::<Connection>() == 4);
-const _: () = assert!(size_of::<UdpClient>() == 48 && align_of::<UdpClient>() == 8);
+const _: () = assert!(size_of::<Connection>() == 56 && align_of::<Connection>() == 8);
+const _: () = assert!(size_of::<UdpClient>() == 64 && align_of::<UdpClient>() == 8);
 const _: () = assert!(size_of::<SocketKey>() == 56 && align_of::<SocketKey>() == 8);
 
 impl Connection {
-    /// A connect to `service` that was sent to `endpoint`.
+    /// A connect to `service` that was sent to `endpoint` at `began_ns` since boot.
     #[inline(always)]
-    pub const fn new(
-        service: ServiceKey,
-        endpoint: [u8; 16],
-        endpoint_port: [u8; 2],
-        wish: Wish,
-        is_near: bool,
-    ) -> Self {
+    pub const fn new(service: ServiceKey, endpoint: &Slot, wish: Wish, began_ns: u64) -> Self {
         Self {
             service,
-            endpoint,
-            endpoint_port,
-            splice: wish as u8 | if is_near { NEAR } else { 0 },
+            endpoint: *endpoint.address(),
+            endpoint_port: endpoint.port(),
+            splice: wish as u8 | if endpoint.is_local() { NEAR } else { 0 },
             counted: 0,
+            began_ns,
+            node: endpoint.node().0,
+            own_retries: 0,
+            failing: 0,
+            reserved: [0; 2],
         }
+    }
+
+    /// When the connect began, ns since boot.
+    #[inline(always)]
+    pub const fn began_ns(&self) -> u64 {
+        self.began_ns
+    }
+
+    /// The endpoint's node.
+    #[inline(always)]
+    pub const fn node(&self) -> NodeId {
+        NodeId(self.node)
     }
 
     /// What the application connected to.

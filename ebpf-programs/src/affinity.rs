@@ -14,7 +14,7 @@ use crate::client::{is_of_host, netns_cookie};
 static AFFINITY: LruHashMap<AffinityKey, Affinity, { capacity::AFFINITY }> = LruHashMap::new();
 
 /// The endpoint that this client keeps to.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn recall(
     ctx: &SockAddrContext,
     service: &ServiceKey,
@@ -32,7 +32,8 @@ pub(crate) fn recall(
 
 /// Makes the client keep to an endpoint, from now on. That there is no room is
 /// no reason to fail the connection.
-#[inline(always)]
+/// (A frame of its own: the stack of the hooks has no room for it.)
+#[inline(never)]
 pub(crate) fn keep(
     ctx: &SockAddrContext,
     service: &ServiceKey,

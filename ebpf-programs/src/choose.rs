@@ -13,12 +13,15 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_boot_ns};
 use aya_ebpf::macros::btf_map;
 use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{
-    Choice, Counter, Flags, Heartbeat, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
-    Source, Wish, capacity,
+    Choice, Connection, Counter, Demands, Flags, Heartbeat, MAX_TIERS, ServiceEntry, ServiceKey,
+    ServiceName, Slot, SlotKey, Source, TierRange, Wish, capacity,
 };
 
-use crate::{affinity, client, load};
+use crate::search::{find, is_alive};
+use crate::{affinity, client, health};
 
+/// How many endpoints are tried for one that lives.
+const ALTERNATIVES: u32 = 8;
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map(name = "services")]
@@ -90,18 +93,22 @@ impl Pass {
 
 /// An endpoint of the Service port: that of `before` if it is still one, or the
 /// one that the client keeps to, or a random one of the first tier that has any.
-/// `LIMITED` is whether limits of connections count.
+/// `WATCHED` is whether limits of connections count, and what answers them.
 #[inline(always)]
-pub(crate) fn choose<const LIMITED: bool>(
+pub(crate) fn choose<const WATCHED: bool>(
     ctx: &SockAddrContext,
     key: &ServiceKey,
     before: Option<&Slot>,
     now_ns: u64,
 ) -> Result<Answer, Pass> {
-    match choose_once::<LIMITED>(ctx, key, before, now_ns) {
-        Err(Pass::Race) => choose_once::<LIMITED>(ctx, key, before, now_ns),
-        other => other,
+    // A loop: written out, each try has its own place on the stack.
+    for _ in 0..2 {
+        match choose_once::<WATCHED>(ctx, key, before, now_ns) {
+            Err(Pass::Race) => {}
+            other => return other,
+        }
     }
+    Err(Pass::Race)
 }
 
 /// Time since boot, ns.
@@ -112,7 +119,7 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 #[inline(always)]
-fn choose_once<const LIMITED: bool>(
+fn choose_once<const WATCHED: bool>(
     ctx: &SockAddrContext,
     key: &ServiceKey,
     before: Option<&Slot>,
@@ -130,14 +137,18 @@ fn choose_once<const LIMITED: bool>(
     }
     client::check(ctx, heartbeat)?;
     let before = before.or_else(|| affinity::recall(ctx, key, &entry, now_ns));
-    let at = |index| slot(&entry, index);
-    let limit = if LIMITED && key.protocol() == ServiceKey::TCP {
-        entry.max_local_connections()
+    let at = |index| slot(entry.table_id(), index);
+    let find = |tiers: &[TierRange; MAX_TIERS], demands| find(entry.table_id(), tiers, demands);
+    let demands = if WATCHED && key.protocol() == ServiceKey::TCP {
+        Demands {
+            limit: entry.max_local_connections(),
+            alive: health::is_gate_open(now_ns),
+        }
     } else {
-        0
+        Demands::default()
     };
     // Copied before the entry is looked at again.
-    let chosen = match entry.choose(before, limit, random_below, at, load::has_room) {
+    let chosen = match entry.choose(before, demands, random_below, at, is_alive, find) {
         Choice::Endpoint(slot, source) => Some((*slot, source)),
         Choice::Nothing => None,
         Choice::Torn => return Err(Pass::Race),
@@ -154,25 +165,45 @@ fn choose_once<const LIMITED: bool>(
     Ok(Answer::Endpoint(Chosen {
         slot,
         counter: source_counter(source),
-        spilled: matches!(source, Source::Spilled(_)),
+        spilled: demands.limit != 0 && matches!(source, Source::Spilled(_)),
         splice: entry.splice(),
-        counted: limit != 0 && slot.is_local(),
+        counted: demands.limit != 0 && slot.is_local(),
     }))
+}
+
+/// Whether the client of a connection would be sent to a live endpoint now: some
+/// are tried.
+#[inline(always)]
+pub(crate) fn has_alternative(connection: &Connection, now_ns: u64) -> bool {
+    // SAFETY: the reference is only copied from.
+    let Some(entry) = (unsafe { SERVICES.get(connection.service()) }).copied() else {
+        return false;
+    };
+    let Some(tier) = entry.last_tier() else {
+        return false;
+    };
+    for _ in 0..ALTERNATIVES {
+        let index = tier.start() + random_below(tier.count());
+        if slot(entry.table_id(), index).is_some_and(|slot| health::is_known_good(slot, now_ns)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// If the element is replaced while it is read, the second look at the entry
 /// finds out.
 #[inline(always)]
-fn slot(entry: &ServiceEntry, index: u32) -> Option<&'static Slot> {
+pub(crate) fn slot(table_id: u64, index: u32) -> Option<&'static Slot> {
     // SAFETY: the kernel keeps the memory of an element, if not its content,
     // until the program ends.
-    unsafe { SLOTS.get(SlotKey::new(entry.table_id(), index)) }
+    unsafe { SLOTS.get(SlotKey::new(table_id, index)) }
 }
 
 /// A number in [0, `count`), by multiplication, since a division would bring the
 /// code of its panic along.
 #[inline(always)]
-fn random_below(count: u32) -> u32 {
+pub(crate) fn random_below(count: u32) -> u32 {
     // SAFETY: the helper takes nothing and returns a number.
     let random = unsafe { bpf_get_prandom_u32() };
     ((u64::from(random) * u64::from(count)) >> 32) as u32

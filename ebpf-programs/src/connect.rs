@@ -70,23 +70,16 @@ fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
         return Ok(Verdict::SelfCheck);
     }
     let key = ServiceKey::new(target.ip, target.port, protocol);
-    let Answer::Endpoint(chosen) = choose::<true>(ctx, &key, None, now_ns())? else {
+    let now_ns = now_ns();
+    let Answer::Endpoint(chosen) = choose::<true>(ctx, &key, None, now_ns)? else {
         return Ok(Verdict::Refuse);
     };
     let endpoint = Address {
         ip: *chosen.slot.address(),
         port: chosen.slot.port(),
     };
-    let connection = Connection::new(
-        key,
-        endpoint.ip,
-        endpoint.port,
-        chosen.splice,
-        chosen.slot.is_local(),
-    );
-    remember_connection(ctx, connection, chosen.counted)?;
-    if protocol == ServiceKey::UDP {
-        release::register(ctx, &connection);
+    if !remember_connection(ctx, &key, &chosen, now_ns) {
+        return Err(Pass::NoStorage);
     }
     family.write(ctx, &endpoint);
     Ok(Verdict::Endpoint(chosen))
@@ -142,7 +135,7 @@ pub(crate) fn refuse(counter: Counter) -> i32 {
 }
 
 /// A socket may connect again after it was disconnected.
-#[inline(always)]
+#[inline(never)]
 fn forget_connection(ctx: &SockAddrContext, protocol: u8) {
     let socket: *mut bpf_sock = socket(ctx);
     // SAFETY: the socket is the context's.
@@ -158,18 +151,27 @@ fn forget_connection(ctx: &SockAddrContext, protocol: u8) {
     }
 }
 
-#[inline(always)]
+/// Whether there was room for it. (A frame of its own, as the stack of the hook has
+/// none for it.)
+#[inline(never)]
 fn remember_connection(
     ctx: &SockAddrContext,
-    mut connection: Connection,
-    counted: bool,
-) -> Result<(), Pass> {
+    service: &ServiceKey,
+    chosen: &Chosen,
+    now_ns: u64,
+) -> bool {
+    let mut connection = Connection::new(*service, &chosen.slot, chosen.splice, now_ns);
     // SAFETY: the socket is the context's.
     let kept = unsafe { storage::create(&CONNECTIONS, socket(ctx), &mut connection) };
-    let kept = kept.ok_or(Pass::NoStorage)?;
-    if counted {
+    let Some(kept) = kept else {
+        return false;
+    };
+    if chosen.counted {
         // SAFETY: as in `forget_connection`.
         load::note(unsafe { &mut *kept });
     }
-    Ok(())
+    if service.protocol() == ServiceKey::UDP {
+        release::register(ctx, &connection);
+    }
+    true
 }

@@ -9,7 +9,9 @@
 //! (`node-agent/src/bpf/offsets.rs`).
 
 use aya_ebpf::Global;
+use aya_ebpf::bindings::bpf_sock;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
+use aya_ebpf::helpers::generated::bpf_skc_to_tcp_sock;
 use shunt_common::End;
 
 /// What the agent sets where a kernel has no such field.
@@ -31,6 +33,7 @@ offsets! {
     OFFSET_TSFLAGS OFFSET_PEEK_OFF OFFSET_USER_DATA OFFSET_SOCKET
     OFFSET_FILE OFFSET_FILE_FLAGS OFFSET_FILE_INODE OFFSET_INODE_NUMBER
     OFFSET_PSOCK_INGRESS OFFSET_PSOCK_REFCOUNT
+    OFFSET_ERROR
 }
 
 /// Masks of `SOCK_ZEROCOPY`, and of `SOCK_RCVTSTAMP`, in `sk_flags`; the numbers of
@@ -49,6 +52,21 @@ const USER_DATA_FLAGS: u64 = 0b111;
 
 /// Nothing could be read.
 pub(crate) struct Unreadable;
+
+/// The error of a TCP socket of the running program's context, which is not null:
+/// an errno; 0 if it has none, or if that can't be known.
+#[inline(always)]
+pub(crate) fn error(socket: *mut bpf_sock) -> u32 {
+    if OFFSET_ERROR.load() == 0 {
+        return 0;
+    }
+    // SAFETY: the helper takes a socket.
+    let tcp_sock = unsafe { bpf_skc_to_tcp_sock(socket.cast()) };
+    if tcp_sock.is_null() {
+        return 0;
+    }
+    read(tcp_sock as u64, &OFFSET_ERROR).unwrap_or(0)
+}
 
 /// Address of a `struct tcp_sock`.
 #[derive(Clone, Copy)]

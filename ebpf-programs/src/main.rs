@@ -12,6 +12,7 @@
 
 mod connect;
 mod datagram;
+mod health;
 mod peer_name;
 mod release;
 mod sockops;
@@ -20,6 +21,7 @@ mod affinity;
 mod choose;
 mod client;
 mod load;
+mod search;
 
 mod events;
 mod kernel;

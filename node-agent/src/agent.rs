@@ -29,6 +29,7 @@ use crate::bpf::{
 };
 use crate::cleanup::{self, Cleaner};
 use crate::diff::diff;
+use crate::health;
 use crate::model::Object;
 use crate::plan::{Policy, opted_out, plan};
 use crate::splice::{Follower, Settings, StartError};
@@ -63,6 +64,8 @@ pub struct Config {
     pub metrics_address: Option<SocketAddr>,
     /// Whether the connects of the host's own processes are translated.
     pub host_processes: bool,
+    /// What to do about connects that get no answer.
+    pub health: health::Settings,
     /// What to splice.
     pub splice: Settings,
     /// The programs pass everything once the heartbeat is older than this.
@@ -94,6 +97,9 @@ pub enum AgentError {
     /// The maps can't be read.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// The programs can't be told what to do about connects that get no answer.
+    #[error("cannot write what to do about dead endpoints")]
+    Health(#[source] WriteError),
     /// The heartbeat can't be written.
     #[error("cannot write the heartbeat")]
     Heartbeat(#[source] WriteError),
@@ -221,7 +227,12 @@ impl<'a> Agent<'a> {
         if !config.host_processes && !loaded.knows_host() {
             return Err(AgentError::HostProcesses);
         }
-        let maps = KernelMaps::open(&config.pins)?;
+        if let Some(reason) = loaded.unwatched() {
+            warn!(%reason, "dead endpoints are not noticed; connections are still routed");
+        }
+        let mut maps = KernelMaps::open(&config.pins)?;
+        let watched = config.health.config(health::tick());
+        maps.health.configure(watched).map_err(AgentError::Health)?;
         let now = Instant::now();
         let applier = Applier::adopt(&maps.snapshot()?, now);
         info!(

@@ -32,7 +32,10 @@ pub use features::{Features, MissingFeature, Splicing, check_privileges, may_ent
 pub use inspect::{Attachment, ProgramState, cgroup_path, programs};
 pub use loader::{LoadError, Loaded, Loader, stop_marking};
 pub use manage::Manage;
-pub use maps::{Fill, KernelMaps, Pairs, ReadError, UdpClients, splice_events, splice_members};
+pub use maps::{
+    Fill, HealthMaps, KernelMaps, Pairs, ReadError, UdpClients, health_events, splice_events,
+    splice_members,
+};
 pub use namespaces::visit_namespaces;
 pub use netns_id::namespace_ids;
 pub use offsets::Offsets;

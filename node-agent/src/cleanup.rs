@@ -301,7 +301,7 @@ fn os(errno: Errno) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use shunt_common::{ServiceKey, Wish};
+    use shunt_common::{ServiceKey, Slot, Wish};
 
     use super::*;
 
@@ -317,14 +317,8 @@ mod tests {
             ("[fd00::5]:53", "[fd00::6]:53", false),
         ] {
             let [sent, peer] = [sent, peer].map(|it| it.parse::<SocketAddr>().unwrap());
-            let port = sent.port().to_be_bytes();
-            let connection = Connection::new(
-                service,
-                address::from_ip(sent.ip()),
-                port,
-                Wish::None,
-                false,
-            );
+            let endpoint = Slot::new(sent.ip(), sent.port(), false);
+            let connection = Connection::new(service, &endpoint, Wish::None, 0);
             let client = UdpClient::new(1, connection);
             let socket = UdpSocket::connected_to(peer);
             assert_eq!(is_connected(&socket, &client), expected, "{sent} {peer}");

@@ -66,6 +66,8 @@ pub fn diff(actual: &Tables, desired: &Tables) -> Vec<Op> {
 mod tests {
     use std::sync::Arc;
 
+    use shunt_common::NodeId;
+
     use super::*;
     use crate::tables::{Endpoint, Prefer, Protocol, Scope, ServicePortName, Tier, Verdict};
 
@@ -76,6 +78,7 @@ mod tests {
             let endpoint = |last: &u8| Endpoint {
                 address: ([10, 0, 0, *last], 80).into(),
                 local: true,
+                node: NodeId::UNKNOWN,
             };
             let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
             let frontend = Frontend {

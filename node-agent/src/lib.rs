@@ -23,6 +23,7 @@ pub mod agent;
 
 pub mod cli;
 pub mod explain;
+pub mod health;
 pub mod report;
 
 #[cfg(feature = "fault-injection")]

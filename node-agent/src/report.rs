@@ -267,6 +267,8 @@ pub(crate) fn tier_report(tier: &Tier) -> TierReport {
 mod tests {
     use std::sync::Arc;
 
+    use shunt_common::NodeId;
+
     use super::*;
     use crate::tables::{Endpoint, NodeIdentity, ServicePortName};
 
@@ -274,6 +276,7 @@ mod tests {
         Endpoint {
             address: text.parse().unwrap(),
             local,
+            node: NodeId::UNKNOWN,
         }
     }
 

@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use shunt_common::{Reason, Wish};
+use shunt_common::{NodeId, Reason, Wish};
 
 use crate::model::{Node, ObjectName};
 
@@ -185,6 +185,8 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// It is on this node.
     pub local: bool,
+    /// Its node, if that is known and another one.
+    pub node: NodeId,
 }
 
 /// What bounds the endpoints of a [`Tier`].

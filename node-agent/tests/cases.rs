@@ -15,7 +15,7 @@ use node_agent::serving::Serving;
 use node_agent::state::{Event, State};
 use node_agent::tables::{Frontend, Prefer, Protocol, Scope, Tables, Verdict};
 use serde_json::{Value, json};
-use shunt_common::{Affinity, AffinityKey, Choice, Slot, Source};
+use shunt_common::{Affinity, AffinityKey, Choice, Demands, Slot, Source};
 
 /// A ClusterIP for cases that name none.
 const CLUSTER_IP: &str = "10.96.0.10";
@@ -253,9 +253,15 @@ fn check_affinity(case: &Value) {
         // Each turn would choose another one.
         let below = |count| turn % count;
         let slot = |index| record.slots.get(index as usize);
-        let Choice::Endpoint(slot, source) =
-            record.entry.choose(before, 0, below, slot, |_, _| true)
-        else {
+        let chosen = record.entry.choose(
+            before,
+            Demands::default(),
+            below,
+            slot,
+            |_| true,
+            |_, _| None,
+        );
+        let Choice::Endpoint(slot, source) = chosen else {
             panic!("no endpoint: {step}: {case}");
         };
         let affinity = record.entry.affinity(*slot, now_ns).unwrap();
@@ -290,7 +296,7 @@ fn expect_endpoint<'a>(
             };
             assert_eq!(
                 *slot,
-                Slot::new(address.into(), 8080, false),
+                Slot::new(address.into(), 8080, false).on(slot.node()),
                 "{step}: {case}"
             );
         }

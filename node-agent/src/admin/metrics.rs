@@ -85,6 +85,36 @@ const SPILLED_CONNECTS: Family = Family {
     help: "Of all connects given an endpoint, those given one of a farther tier since each nearer one holds as many connections as it may",
     label: "",
 };
+const SYN_TIMEOUTS: Family = Family {
+    name: "syn_timeouts",
+    help: "SYNs of connects given an endpoint that had no answer in time",
+    label: "",
+};
+const FAILED_CONNECTS: Family = Family {
+    name: "failed_connects",
+    help: "Connects given an endpoint that were refused there, or had no way",
+    label: "",
+};
+const SUSPICIONS: Family = Family {
+    name: "suspicions",
+    help: "Suspicions of endpoints and nodes that did not answer, by what became of them",
+    label: "change",
+};
+const PROBES: Family = Family {
+    name: "probes",
+    help: "Connects given a suspect endpoint to find out whether it answers",
+    label: "",
+};
+const SUSPECTS_AVOIDED: Family = Family {
+    name: "suspects_avoided",
+    help: "Suspect endpoints passed over by connects",
+    label: "",
+};
+const FAILED_FAST: Family = Family {
+    name: "failed_fast",
+    help: "Waiting connects that were ended early, since their endpoint is taken for dead",
+    label: "",
+};
 const SELF_CHECKS: Family = Family {
     name: "self_checks",
     help: "Connects of the agent itself to its self-check address",
@@ -125,10 +155,16 @@ const MESSAGES: Family = Family {
     help: "Messages of promoted connections, by the way that they took",
     label: "way",
 };
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 17] = [
     CONNECTS,
     LOCAL_CONNECTS,
     SPILLED_CONNECTS,
+    SYN_TIMEOUTS,
+    FAILED_CONNECTS,
+    SUSPICIONS,
+    PROBES,
+    SUSPECTS_AVOIDED,
+    FAILED_FAST,
     SELF_CHECKS,
     NAMES_SHOWN,
     PAIRS,
@@ -158,6 +194,13 @@ fn member(counter: Counter) -> (&'static str, &'static str) {
         Counter::PassedNoRefusal => (CONNECTS.name, "passed_no_refusal"),
         Counter::ConnectLocal => (LOCAL_CONNECTS.name, ""),
         Counter::ConnectSpilled => (SPILLED_CONNECTS.name, ""),
+        Counter::SynTimeouts => (SYN_TIMEOUTS.name, ""),
+        Counter::ConnectsFailed => (FAILED_CONNECTS.name, ""),
+        Counter::Suspected => (SUSPICIONS.name, "begun"),
+        Counter::Cleared => (SUSPICIONS.name, "ended"),
+        Counter::Probes => (PROBES.name, ""),
+        Counter::SuspectsAvoided => (SUSPECTS_AVOIDED.name, ""),
+        Counter::FailedFast => (FAILED_FAST.name, ""),
         Counter::SelfCheck => (SELF_CHECKS.name, ""),
         Counter::PeerNames => (NAMES_SHOWN.name, "getpeername"),
         Counter::SourceNames => (NAMES_SHOWN.name, "recvmsg"),

@@ -37,7 +37,8 @@ pub(super) fn encode(route: &Route, table_id: u64) -> Encoded {
                 endpoint.address.ip(),
                 endpoint.address.port(),
                 endpoint.local,
-            );
+            )
+            .on(endpoint.node);
             slots.push((SlotKey::new(table_id, index), slot));
         }
     }
@@ -141,6 +142,7 @@ impl From<&Slot> for Endpoint {
         Self {
             address: (address::to_ip(slot.address()), port).into(),
             local: slot.is_local(),
+            node: slot.node(),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use shunt_common::{
-    LeftAlone, Node, Reason, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, Wish,
+    LeftAlone, Node, NodeId, Reason, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, Wish,
 };
 
 use super::{Applier, GRACE, Maps, MemoryMaps, Snapshot, WriteError};
@@ -32,6 +32,7 @@ fn route(number: u8, hosts: &[u8]) -> Route {
     let endpoint = |host: &u8| Endpoint {
         address: ([10, 244, 0, *host], 8080).into(),
         local: host.is_multiple_of(2),
+        node: NodeId(u32::from(*host)),
     };
     let all: Vec<_> = hosts.iter().map(endpoint).collect();
     let local = all

@@ -11,9 +11,9 @@ use aya::programs::{CgroupAttachMode, Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_obj::generated::bpf_attach_type::BPF_CGROUP_SETSOCKOPT;
 use shunt_common::{
-    Affinity, AffinityKey, Connection, EndKey, Flows, Heartbeat, LeftAlone, LoadKey, Node, Pair,
-    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SocketKey, SpliceConfig, SpliceMode,
-    UdpClient, map,
+    Affinity, AffinityKey, Connection, EndKey, Flows, Health, HealthConfig, HealthKey, Heartbeat,
+    LeftAlone, LoadKey, Node, Pair, ProbeKey, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
+    SocketKey, SpliceConfig, SpliceMode, UdpClient, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
@@ -32,10 +32,13 @@ pub(super) struct ProgramRow {
     purpose: Purpose,
 }
 
-/// What a program is for.
+/// What a program is for. Without those for routing there is no shunt; it goes on
+/// without the others where the kernel refuses them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Purpose {
     Routing,
+    /// It notices what does not answer.
+    Health,
     Splicing,
     /// It leaves marks on sockets that are spliced, and costs all others a little:
     /// it is only attached while any may be.
@@ -50,10 +53,11 @@ const fn routing(name: &'static str) -> ProgramRow {
     row(name, Purpose::Routing)
 }
 
-pub(super) const PROGRAMS: [ProgramRow; 12] = [
+pub(super) const PROGRAMS: [ProgramRow; 13] = [
     row("redirect", Purpose::Splicing),
     row("setsockopt", Purpose::Marking),
     row("sock_ops", Purpose::Splicing),
+    row("watch_connects", Purpose::Health),
     routing("sock_release"),
     routing("getpeername4"),
     routing("getpeername6"),
@@ -69,7 +73,7 @@ pub(super) const PROGRAMS: [ProgramRow; 12] = [
 const MANAGE: &str = "manage";
 
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 22] = [
+const MAPS: [(&str, usize, usize); 27] = [
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -94,6 +98,11 @@ const MAPS: [(&str, usize, usize); 22] = [
     ),
     (map::LEFT_ALONE, size_of::<u64>(), size_of::<LeftAlone>()),
     (map::LOADS, size_of::<LoadKey>(), size_of::<u64>()),
+    (map::HEALTH, size_of::<HealthKey>(), size_of::<Health>()),
+    (map::PROBES, size_of::<ProbeKey>(), size_of::<u32>()),
+    (map::HEALTH_GATE, 4, size_of::<u64>()),
+    (map::HEALTH_CONFIG, 4, size_of::<HealthConfig>()),
+    (map::HEALTH_EVENTS, 0, 0),
     (map::NAMESPACES, 16, size_of::<u64>()),
     (map::ADDRESSES, size_of::<u64>(), 16),
     (map::CLIENTS, size_of::<SocketKey>(), size_of::<u64>()),
@@ -117,6 +126,8 @@ pub struct Loaded {
     ebpf: Ebpf,
     splicing: Splicing,
     can_refuse: bool,
+    /// Why connects are not watched, if they are not.
+    unwatched: Option<String>,
 }
 
 /// Why the programs are not loaded or attached.
@@ -188,10 +199,17 @@ impl<'a> Loader<'a> {
 
     fn load_with(&self, can_refuse: bool) -> Result<Loaded, LoadError> {
         let splicing = self.features.splicing();
-        let mut ebpf = self.load_object(can_refuse, &splicing)?;
+        let mut ebpf = self.load_object(can_refuse)?;
         for row in rows(|purpose| purpose == Purpose::Routing) {
             load_program(&mut ebpf, row.name)?;
         }
+        let unwatched = if self.features.sock_ops {
+            let mut health = rows(|purpose| purpose == Purpose::Health);
+            let loaded = health.try_for_each(|row| load_program(&mut ebpf, row.name));
+            loaded.err().map(|error| with_cause(&error))
+        } else {
+            Some("this kernel has no sock_ops programs".to_owned())
+        };
         let splicing = match splicing {
             Splicing::Available(offsets) => match load_splice_programs(&mut ebpf) {
                 Ok(()) => Splicing::Available(offsets),
@@ -203,17 +221,18 @@ impl<'a> Loader<'a> {
             ebpf,
             splicing,
             can_refuse,
+            unwatched,
         })
     }
 
-    fn load_object(&self, can_refuse: bool, splicing: &Splicing) -> Result<Ebpf, LoadError> {
+    fn load_object(&self, can_refuse: bool) -> Result<Ebpf, LoadError> {
         let can_refuse = u8::from(can_refuse);
         let host_netns = sys::netns_cookie().unwrap_or(0);
         let mut loader = EbpfLoader::new();
         loader
             .override_global("CAN_REFUSE", &can_refuse, true)
             .override_global("HOST_NETNS", &host_netns, true);
-        if let Splicing::Available(offsets) = splicing {
+        if let Ok(offsets) = &self.features.offsets {
             for (global, flag) in &offsets.flags {
                 loader.override_global(global, flag, true);
             }
@@ -248,6 +267,11 @@ impl Loaded {
     /// Whether connections can be spliced.
     pub fn splicing(&self) -> &Splicing {
         &self.splicing
+    }
+
+    /// Why dead endpoints are not noticed, if they are not.
+    pub fn unwatched(&self) -> Option<&str> {
+        self.unwatched.as_deref()
     }
 
     /// Whether a connect can be refused with ECONNREFUSED.
@@ -285,6 +309,7 @@ impl Loaded {
             let pin = pins.link(row.name);
             let is_wanted = match row.purpose {
                 Purpose::Routing => true,
+                Purpose::Health => self.unwatched.is_none(),
                 Purpose::Splicing => can_splice,
                 Purpose::Marking => can_splice && (mode != SpliceMode::Off || pin.exists()),
             };
@@ -367,8 +392,16 @@ fn rows(wanted: impl Fn(Purpose) -> bool) -> impl Iterator<Item = &'static Progr
     PROGRAMS.iter().filter(move |row| wanted(row.purpose))
 }
 
+/// An error and what the kernel said.
+fn with_cause(error: &LoadError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
 fn load_splice_programs(ebpf: &mut Ebpf) -> Result<(), LoadError> {
-    rows(|purpose| purpose != Purpose::Routing)
+    rows(|purpose| matches!(purpose, Purpose::Splicing | Purpose::Marking))
         .map(|row| row.name)
         .chain([MANAGE])
         .try_for_each(|name| load_program(ebpf, name))

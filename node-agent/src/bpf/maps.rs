@@ -8,9 +8,9 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf, SockHash};
 use shunt_common::{
-    Affinity, AffinityKey, Counter, EndKey, Heartbeat, LeftAlone, LoadKey, Node, Pair,
-    ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SpliceConfig, UdpClient, Wish, address,
-    capacity, map,
+    Affinity, AffinityKey, Counter, EndKey, Health, HealthConfig, HealthKey, Heartbeat, LeftAlone,
+    LoadKey, Node, Pair, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SpliceConfig,
+    UdpClient, Wish, address, capacity, map,
 };
 
 use super::pins::Pins;
@@ -37,6 +37,8 @@ pub struct KernelMaps {
     left_alone: HashMap<MapData, u64, LeftAlone>,
     loads: HashMap<MapData, LoadKey, u64>,
     wishes: HashMap<MapData, [u8; 16], u32>,
+    /// What does not answer.
+    pub health: HealthMaps,
     pairs: Pairs,
     splice: SockHash<MapData, EndKey>,
 }
@@ -94,6 +96,60 @@ impl UdpClients {
     pub fn get(&self, cookie: u64) -> Option<UdpClient> {
         self.clients.get(&cookie, 0).ok()
     }
+}
+
+/// The maps of what does not answer.
+pub struct HealthMaps {
+    health: HashMap<MapData, HealthKey, Health>,
+    /// The same map, for batches, which aya has no function for.
+    fd: OwnedFd,
+    config: Array<MapData, HealthConfig>,
+}
+
+impl HealthMaps {
+    /// Opens the pinned maps.
+    pub fn open(pins: &Pins) -> Result<Self, ReadError> {
+        Ok(Self {
+            health: open(pins, map::HEALTH, Map::LruHashMap)?,
+            fd: open_fd(pins, map::HEALTH)?,
+            config: open(pins, map::HEALTH_CONFIG, Map::Array)?,
+        })
+    }
+
+    /// Tells the programs what the operator wants.
+    pub fn configure(&mut self, config: HealthConfig) -> Result<(), WriteError> {
+        self.config
+            .set(0, config, 0)
+            .map_err(writing(map::HEALTH_CONFIG))
+    }
+
+    /// What is known of endpoints and nodes that failed lately.
+    pub fn all(&self) -> Result<BTreeMap<HealthKey, Health>, ReadError> {
+        let all = sys::elements(self.fd.as_fd()).map_err(MapError::IoError);
+        Ok(all.map_err(reading(map::HEALTH))?.into_iter().collect())
+    }
+
+    /// Notes what is known of one.
+    pub fn put(&mut self, key: &HealthKey, health: Health) -> Result<(), WriteError> {
+        self.health
+            .insert(key, health, 0)
+            .map_err(writing(map::HEALTH))
+    }
+
+    /// Lets the next connect find out whether it answers again.
+    pub fn end_wait(&mut self, key: &HealthKey, now_ns: u64) -> Result<(), WriteError> {
+        let Ok(mut health) = self.health.get(key, 0) else {
+            return Ok(());
+        };
+        health.end_wait(now_ns);
+        let exists = 2; // BPF_EXIST in include/uapi/linux/bpf.h
+        ignore_absent(self.health.insert(key, health, exists)).map_err(writing(map::HEALTH))
+    }
+}
+
+/// The ring buffer in which the programs tell of suspicions.
+pub fn health_events(pins: &Pins) -> Result<RingBuf<MapData>, ReadError> {
+    open(pins, map::HEALTH_EVENTS, Map::RingBuf)
 }
 
 /// The maps of the splice.
@@ -185,6 +241,7 @@ impl KernelMaps {
             left_alone: open(pins, map::LEFT_ALONE, Map::HashMap)?,
             loads: open(pins, map::LOADS, Map::HashMap)?,
             wishes: open(pins, map::WISHES, Map::HashMap)?,
+            health: HealthMaps::open(pins)?,
             pairs: Pairs::open(pins)?,
             splice: open(pins, map::SPLICE, Map::SockHash)?,
         })

@@ -5,7 +5,7 @@ use super::btf::{Btf, BtfError};
 
 /// Global in the object, struct, field. Structs that begin with another one
 /// (`tcp_sock` with a `sock`) share its offsets.
-const FIELDS: [(&str, &str, &str); 21] = [
+const FIELDS: [(&str, &str, &str); 22] = [
     ("OFFSET_WRITE_SEQ", "tcp_sock", "write_seq"),
     ("OFFSET_COPIED_SEQ", "tcp_sock", "copied_seq"),
     ("OFFSET_RCV_NXT", "tcp_sock", "rcv_nxt"),
@@ -27,6 +27,7 @@ const FIELDS: [(&str, &str, &str); 21] = [
     ("OFFSET_INODE_NUMBER", "inode", "i_ino"),
     ("OFFSET_PSOCK_INGRESS", "sk_psock", "ingress_msg"),
     ("OFFSET_PSOCK_REFCOUNT", "sk_psock", "refcnt"),
+    ("OFFSET_ERROR", "sock", "sk_err"),
 ];
 
 /// Global in the object, flag of a socket.

@@ -10,6 +10,7 @@ use shunt_common::SpliceMode;
 
 use super::PinsArgs;
 use crate::agent::{Config, run};
+use crate::health;
 use crate::plan::Policy;
 use crate::splice::Settings;
 use crate::tables::Prefer;
@@ -54,6 +55,15 @@ pub(super) struct AgentArgs {
     /// Connections that may become spliced in a second.
     #[arg(long, value_name = "COUNT", default_value_t = 1000)]
     splice_rate: u32,
+    /// How long a connect that was given an endpoint waits for an answer before it
+    /// asks again, the first time. From 1s on, which is the kernel's own time, that
+    /// is left to the kernel.
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = first_timeout)]
+    connect_timeout_initial: Duration,
+    /// End connects early that wait for an endpoint which is taken for dead, while
+    /// another one lives: they fail with ETIMEDOUT.
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON|OFF")]
+    fail_fast: Switch,
     /// Leave every connect to kube-proxy once the agent has been silent for
     /// this long.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
@@ -96,6 +106,14 @@ impl Splice {
     }
 }
 
+fn first_timeout(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time < Duration::from_millis(10) {
+        return Err("at least 10ms; 1s leaves it to the kernel".to_owned());
+    }
+    Ok(time)
+}
+
 /// Runs until SIGTERM or SIGINT.
 pub(super) fn agent(args: AgentArgs) -> Result<()> {
     #[cfg(feature = "fault-injection")]
@@ -114,6 +132,10 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
             memory: args.splice_memory << 20,
             max_pairs: args.splice_max_pairs,
             rate: args.splice_rate,
+        },
+        health: health::Settings {
+            first_timeout: Some(args.connect_timeout_initial),
+            fail_fast: args.fail_fast == Switch::On,
         },
         cgroup: args.cgroup,
         pins: args.pins.pins(),

@@ -186,6 +186,8 @@ pub(super) fn seconds(ns: u64) -> impl Display {
 mod tests {
     use std::sync::Arc;
 
+    use shunt_common::NodeId;
+
     use super::*;
     use crate::tables::{Prefer, ServicePortName, Tier, Verdict};
 
@@ -193,6 +195,7 @@ mod tests {
         let endpoints = hosts.iter().map(|host| Endpoint {
             address: ([10, 0, 0, *host], 80).into(),
             local: false,
+            node: NodeId::UNKNOWN,
         });
         Route {
             name: ServicePortName {

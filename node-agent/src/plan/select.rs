@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use shunt_common::NodeId;
 
 use crate::model::{EndpointSlice, ObjectName, ServicePort, SliceEndpoint};
 use crate::tables::{Endpoint, Scope};
@@ -337,9 +338,11 @@ impl<'a> Candidate<'a> {
         place: &Place<'_>,
     ) -> Self {
         let local = of_slice.node.as_deref() == Some(place.node);
+        let other = of_slice.node.as_deref().filter(|_| !local);
         let endpoint = Endpoint {
             address: (of_slice.address, port).into(),
             local,
+            node: other.map_or(NodeId::UNKNOWN, NodeId::of),
         };
         Self {
             endpoint,
