@@ -7,6 +7,7 @@ mod connect;
 mod http;
 mod many;
 mod own;
+mod pace;
 mod polled;
 mod serve;
 mod session;
@@ -37,6 +38,8 @@ enum Command {
     Connect(ConnectArgs),
     /// Connect from many threads at once and count who answered.
     Load(LoadArgs),
+    /// Connect at a steady pace and report each connect.
+    Pace(PaceArgs),
     /// Ask many servers in turn, until standard input ends.
     LoadMany(LoadManyArgs),
     /// Send datagrams and report who answered.
@@ -109,6 +112,18 @@ struct LoadArgs {
     /// Report each connect with its time.
     #[arg(long)]
     trace: bool,
+    #[arg(long, default_value = "10000", value_parser = milliseconds)]
+    timeout_ms: Duration,
+}
+
+#[derive(Args)]
+struct PaceArgs {
+    to: SocketAddr,
+    /// Connects a second.
+    #[arg(long, default_value_t = 200)]
+    rate: u32,
+    #[arg(long)]
+    seconds: u32,
     #[arg(long, default_value = "10000", value_parser = milliseconds)]
     timeout_ms: Duration,
 }
@@ -218,6 +233,7 @@ fn main() -> Result<()> {
         Command::Serve(args) => serve::run(&args),
         Command::Connect(args) => connect::run(&args),
         Command::Load(args) => connect::load(&args),
+        Command::Pace(args) => pace::run(&args),
         Command::LoadMany(args) => many::run(&args),
         Command::Udp(args) => udp::ask(&args),
         Command::Session(args) => session::run(&args),

@@ -53,6 +53,28 @@ pub struct LoadReport {
     pub landings: Vec<Landing>,
 }
 
+/// Connects at a steady pace.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct PaceReport {
+    /// In the order in which they were due.
+    pub connects: Vec<PacedConnect>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct PacedConnect {
+    /// When it was due, since the first.
+    pub at_ms: u32,
+    /// How long connect() took.
+    pub took_ms: u32,
+    /// What the server called itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Why there is no id, as in [`ConnectReport::errno`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errno: Option<String>,
+}
+
 /// Many connects or questions to many servers: what each gave.
 pub type ManyReport = BTreeMap<SocketAddr, LoadReport>;
 

@@ -2,6 +2,7 @@
 
 mod apps;
 mod connect;
+mod failover;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,8 @@ enum Name {
     Apps,
     /// Connects per second, with 1 and with 10,000 Services.
     Connect,
+    /// Connects that fail or take over a second while a node is dead.
+    Failover,
 }
 
 /// The JSON form of every benchmark.
@@ -65,6 +68,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             ("apps", apps::run()?)
         }
         Name::Connect => ("connect", connect::run()?),
+        Name::Failover => ("failover", failover::run()?),
     };
     let report = Report {
         bench,
