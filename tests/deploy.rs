@@ -214,7 +214,11 @@ fn the_agent_reaches_the_node() {
     let path = &node_name.unwrap()["valueFrom"]["fieldRef"]["fieldPath"];
     assert_eq!(path, "spec.nodeName");
     // What this mounts has to be the node's.
-    let mount = &pod["initContainers"][0]["volumeMounts"][0];
+    let first = &pod["initContainers"][0];
+    let line = base.command_line(first);
+    assert_eq!(line, ["shunt", "mount-bpffs"]);
+    assert!(accepts(&line));
+    let mount = &first["volumeMounts"][0];
     assert_eq!(
         (text(&mount["mountPath"]), text(&mount["mountPropagation"])),
         ("/sys/fs/bpf", "Bidirectional")
@@ -264,10 +268,23 @@ fn the_overlay_uninstalls_in_place_of_the_agents() {
     let [rest] = pod["containers"].as_array().unwrap().as_slice() else {
         panic!("one container");
     };
-    assert_eq!(overlay.command_line(rest), ["sleep", "infinity"]);
+    let line = overlay.command_line(rest);
+    assert_eq!(line, ["shunt", "pause"]);
+    assert!(accepts(&line));
     let template = &overlay.get("DaemonSet")["spec"]["template"];
     assert!(template["metadata"]["annotations"]["prometheus.io/scrape"].is_null());
     assert!(rest["readinessProbe"].is_null() && rest["ports"].is_null());
+}
+
+#[test]
+fn the_overlays_of_the_lab_have_its_image() {
+    for folder in ["overlays/lab", "overlays/lab-uninstall"] {
+        let rendered = Rendered::of(folder);
+        let pod = rendered.pod();
+        for container in items(&pod["initContainers"]).chain(items(&pod["containers"])) {
+            assert_eq!(text(&container["image"]), lab::image::SHUNT, "{folder}");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 mod agent;
 mod explain;
+mod mount_bpffs;
+mod pause;
 mod plan;
 mod routes;
 mod sockets;
@@ -68,6 +70,11 @@ enum Command {
     Splice(splice::SpliceArgs),
     Status(status::StatusArgs),
     Uninstall(uninstall::UninstallArgs),
+    #[command(hide = true)]
+    MountBpffs(mount_bpffs::MountArgs),
+    /// Waits for SIGTERM or SIGINT.
+    #[command(hide = true)]
+    Pause,
 }
 
 /// How to print.
@@ -112,6 +119,8 @@ impl Cli {
             Command::Splice(args) => splice::splice(&args),
             Command::Status(args) => status::status(&args),
             Command::Uninstall(args) => uninstall::uninstall(&args),
+            Command::MountBpffs(args) => mount_bpffs::mount_bpffs(&args),
+            Command::Pause => pause::pause(),
         }
     }
 }

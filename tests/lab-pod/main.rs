@@ -6,8 +6,10 @@ mod bench;
 mod connect;
 mod http;
 mod many;
+mod node;
 mod own;
 mod pace;
+mod pause;
 mod polled;
 mod serve;
 mod session;
@@ -58,6 +60,10 @@ enum Command {
     Stream(StreamArgs),
     /// Check many connections at once, which do all that programs do.
     Torture(torture::TortureArgs),
+    /// Hold the namespaces of a pod of a real cluster.
+    Pause,
+    /// Hold the file systems of a node of a real cluster.
+    Node(node::NodeArgs),
     /// Wait for the end of standard input, then remove a lab.
     Reap { lab: String },
     /// Remove what is left of labs whose owner is dead, and list it.
@@ -243,6 +249,8 @@ fn main() -> Result<()> {
         Command::BenchPingpong(args) => bench::ping_pong(&args),
         Command::Stream(args) => stream::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::Pause => pause::run(),
+        Command::Node(args) => node::run(&args),
         Command::Reap { lab } => lab::cleanup::reap(&lab),
         Command::Sweep => socket::print(&lab::sweep()?),
         Command::OwnLab { label } => own::run(&label),

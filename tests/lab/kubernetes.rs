@@ -53,13 +53,19 @@ const PROXY_TOKEN: &str = "kube-proxy-of-the-lab";
 ///
 /// Neither is known.
 pub fn programs() -> Result<PathBuf> {
+    cached(&format!("kube-{VERSION}"))
+}
+
+/// Where built programs are that carry this name: in `SHUNT_KUBE_DIR`, or in the
+/// user's cache.
+pub(crate) fn cached(name: &str) -> Result<PathBuf> {
     if let Some(folder) = env::var_os("SHUNT_KUBE_DIR") {
         return Ok(folder.into());
     }
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
     let cache = cache.context("set HOME, XDG_CACHE_HOME or SHUNT_KUBE_DIR")?;
-    Ok(cache.join("shunt").join(format!("kube-{VERSION}")))
+    Ok(cache.join("shunt").join(name))
 }
 
 /// A running control plane; dropping it ends it.
@@ -68,34 +74,81 @@ pub struct ControlPlane<'a> {
     folder: PathBuf,
     kubeconfig: PathBuf,
     certificates: Certificates,
+    serves: Serves,
     _etcd: Running,
     api_server: Option<Running>,
 }
 
+/// Whom the API server is for.
+#[derive(Clone, Copy, PartialEq)]
+enum Serves {
+    /// Whoever has a kubeconfig.
+    Clients,
+    /// Kubelets and pods, too.
+    Nodes,
+}
+
 /// A child that ends when this is dropped.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
+
+/// Somebody who speaks to the API server, by a token.
+pub(crate) struct User {
+    name: String,
+    /// Empty, or one.
+    group: String,
+    token: String,
+}
+
+impl User {
+    pub(crate) fn new(name: &str, group: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            group: group.to_owned(),
+            // Nobody else reaches the server.
+            token: format!("{}-of-the-lab", name.replace(':', "-")),
+        }
+    }
+
+    pub(crate) fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// A line of `--token-auth-file`.
+    fn line(&self) -> String {
+        let Self { name, group, token } = self;
+        format!("{token},{name},{name},{group}\n")
+    }
+}
 
 impl<'a> ControlPlane<'a> {
     /// Starts it on a node, and waits until it answers.
     pub fn start(node: &'a Node) -> Result<Self> {
+        Self::start_with(node, Serves::Clients, &[])
+    }
+
+    /// As [`ControlPlane::start`], for a cluster with kubelets.
+    pub(crate) fn start_for_nodes(node: &'a Node, users: &[User]) -> Result<Self> {
+        Self::start_with(node, Serves::Nodes, users)
+    }
+
+    fn start_with(node: &'a Node, serves: Serves, users: &[User]) -> Result<Self> {
         let folder = node.folder().join("control-plane");
         create_folder(&folder)?;
         let certificates = Certificates::create(&folder, node.ipv4().into())?;
-        fs::write(
-            folder.join("tokens"),
-            // The API server's own roles name this user.
-            format!(
-                "{ADMIN_TOKEN},admin,admin,system:masters\n\
-                 {PROXY_TOKEN},system:kube-proxy,kube-proxy\n"
-            ),
-        )
-        .context("write the tokens")?;
+        // The API server's own roles name these users.
+        let mut tokens = format!(
+            "{ADMIN_TOKEN},admin,admin,system:masters\n\
+             {PROXY_TOKEN},system:kube-proxy,kube-proxy\n"
+        );
+        tokens.extend(users.iter().map(User::line));
+        fs::write(folder.join("tokens"), tokens).context("write the tokens")?;
         let etcd = start(node, &folder, "etcd", &etcd_arguments(&folder))?;
         let mut plane = Self {
             node,
             kubeconfig: folder.join("admin.kubeconfig"),
             folder,
             certificates,
+            serves,
             _etcd: etcd,
             api_server: None,
         };
@@ -107,6 +160,28 @@ impl<'a> ControlPlane<'a> {
     /// A kubeconfig with all rights.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+
+    /// The certificate that tells this control plane.
+    pub(crate) fn authority(&self) -> &Path {
+        &self.certificates.authority
+    }
+
+    /// What the controllers need to make tokens for pods.
+    pub(crate) fn accounts_arguments(&self) -> Vec<String> {
+        let Certificates {
+            account_key,
+            authority,
+            ..
+        } = &self.certificates;
+        vec![
+            "--use-service-account-credentials=true".to_owned(),
+            format!(
+                "--service-account-private-key-file={}",
+                account_key.display()
+            ),
+            format!("--root-ca-file={}", authority.display()),
+        ]
     }
 
     /// Writes a kubeconfig for the bearer of a token.
@@ -194,12 +269,10 @@ impl<'a> ControlPlane<'a> {
     fn api_server_arguments(&self) -> Vec<String> {
         let path = |name: &str| self.folder.join(name).display().to_string();
         let certificates = &self.certificates;
-        vec![
+        let mut arguments = vec![
             format!("--etcd-servers={ETCD}"),
             format!("--bind-address={}", self.node.ipv4()),
             format!("--secure-port={PORT}"),
-            // Nobody is to reach it through a Service.
-            "--endpoint-reconciler-type=none".to_owned(),
             format!("--tls-cert-file={}", certificates.server.display()),
             format!(
                 "--tls-private-key-file={}",
@@ -207,7 +280,6 @@ impl<'a> ControlPlane<'a> {
             ),
             format!("--cert-dir={}", path("certificates")),
             format!("--token-auth-file={}", path("tokens")),
-            "--authorization-mode=RBAC".to_owned(),
             "--allow-privileged=true".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!(
@@ -219,12 +291,36 @@ impl<'a> ControlPlane<'a> {
                 certificates.account_key.display()
             ),
             "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112".to_owned(),
+        ];
+        arguments.extend(match self.serves {
+            Serves::Clients => vec![
+                // Nobody is to reach it through a Service.
+                "--endpoint-reconciler-type=none".to_owned(),
+                "--authorization-mode=RBAC".to_owned(),
+            ],
+            Serves::Nodes => self.arguments_for_nodes(),
+        });
+        arguments
+    }
+
+    fn arguments_for_nodes(&self) -> Vec<String> {
+        let certificates = &self.certificates;
+        vec![
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--enable-admission-plugins=NodeRestriction".to_owned(),
+            format!("--advertise-address={}", self.node.ipv4()),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+            format!(
+                "--kubelet-client-certificate={}",
+                certificates.client.display()
+            ),
+            format!("--kubelet-client-key={}", certificates.client_key.display()),
         ]
     }
 }
 
 /// The end of a program's log, for errors.
-fn log_end(folder: &Path, program: &str) -> String {
+pub(crate) fn log_end(folder: &Path, program: &str) -> String {
     let log = fs::read(folder.join(format!("{program}.log"))).unwrap_or_default();
     let log = String::from_utf8_lossy(&log).into_owned();
     let lines: Vec<_> = log.lines().rev().take(20).collect();
@@ -243,7 +339,18 @@ fn etcd_arguments(folder: &Path) -> Vec<String> {
 }
 
 fn start(node: &Node, folder: &Path, program: &str, arguments: &[String]) -> Result<Running> {
-    let path = programs()?.join(program);
+    start_program(node, folder, &programs()?.join(program), arguments)
+}
+
+/// Starts a program in the node's host network, with its log in the folder.
+pub(crate) fn start_program(
+    node: &Node,
+    folder: &Path,
+    path: &Path,
+    arguments: &[String],
+) -> Result<Running> {
+    let name = path.file_name().context("the program has no name")?;
+    let program = name.to_string_lossy();
     ensure!(
         path.exists(),
         "{} is not built: run `cargo xtask setup`",

@@ -31,6 +31,9 @@ mod process;
 mod agent;
 pub mod kubernetes;
 
+pub mod cluster;
+pub mod image;
+
 pub mod cleanup;
 
 mod address;

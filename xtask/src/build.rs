@@ -1,5 +1,6 @@
 //! `cargo xtask build`, and the programs that lab, demo and benchmarks run.
 
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{ChildStdout, Stdio};
@@ -25,14 +26,47 @@ pub(crate) enum Profile {
     /// programs and what runs inside pods are optimized in it, too.
     Debug,
     Release,
+    /// For container images, which hold nothing but the program: optimized, and
+    /// linked with all that it needs.
+    Image,
+}
+
+impl Profile {
+    /// As cargo names it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "dev",
+            Self::Release => "release",
+            Self::Image => "image",
+        }
+    }
 }
 
 /// Built programs.
-#[derive(Debug)]
+#[derive(Args, Debug)]
 pub(crate) struct Binaries {
+    #[arg(long)]
     pub(crate) shunt: PathBuf,
     /// What runs inside the pods of the lab.
+    #[arg(long)]
     pub(crate) lab_pod: PathBuf,
+    /// What the nodes of a cluster start containers with.
+    #[arg(long)]
+    pub(crate) lab_runc: PathBuf,
+}
+
+impl Binaries {
+    /// As another process of this program is told of them.
+    pub(crate) fn arguments(&self) -> [&OsStr; 6] {
+        [
+            "--shunt".as_ref(),
+            self.shunt.as_os_str(),
+            "--lab-pod".as_ref(),
+            self.lab_pod.as_os_str(),
+            "--lab-runc".as_ref(),
+            self.lab_runc.as_os_str(),
+        ]
+    }
 }
 
 /// Builds them and says where they are.
@@ -54,6 +88,7 @@ pub(crate) fn binaries(profile: Profile) -> Result<Binaries> {
     Ok(Binaries {
         shunt: find(&executables, "shunt")?,
         lab_pod: find(&executables, "lab-pod")?,
+        lab_runc: find(&executables, "lab-runc")?,
     })
 }
 
@@ -76,9 +111,14 @@ fn build(agent: &str, features: &[&str], profile: Profile) -> Result<Vec<PathBuf
     cargo
         .args(["--package", "node-agent", "--bin", agent])
         .args(features);
-    cargo.args(["--package", "shunt-tests", "--bin", "lab-pod"]);
-    if profile == Profile::Release {
-        cargo.arg("--release");
+    cargo.args(["--package", "shunt-tests"]);
+    cargo.args(["--bin", "lab-pod", "--bin", "lab-runc"]);
+    cargo.args(["--profile", profile.name()]);
+    if profile == Profile::Image {
+        // With a target of its own, since what runs at build time (procedural
+        // macros are shared objects) can't be static.
+        cargo.args(["--target", &host()?]);
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
     }
     let mut child = cargo
         .stdout(Stdio::piped())
@@ -95,6 +135,16 @@ fn find(executables: &[PathBuf], name: &str) -> Result<PathBuf> {
     let path = executables.iter().find(|path| path.ends_with(name));
     path.cloned()
         .with_context(|| format!("cargo did not say where {name} is"))
+}
+
+/// The target that is this machine, as rustc names it.
+fn host() -> Result<String> {
+    let mut rustc = command("rustc");
+    let output = rustc.arg("-vV").output().context("start rustc")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned)
+        .with_context(|| format!("rustc -vV names no host: {text}"))
 }
 
 /// Reads cargo's messages to the end.

@@ -8,11 +8,13 @@
 mod setup;
 
 mod build;
+mod image;
 mod lint;
 mod test;
 mod torture;
 
 mod bench;
+mod cluster;
 mod demo;
 
 mod command;
@@ -40,9 +42,13 @@ enum Task {
     Setup(setup::SetupArgs),
     /// Build shunt, with the BPF programs in it.
     Build(build::BuildArgs),
+    /// Write shunt's container image, without a container engine.
+    Image(image::ImageArgs),
     /// Show the main job on this machine, with two nodes made of network
     /// namespaces. Needs root.
     Demo,
+    /// A real cluster on this machine: kubelets, containerd, kube-proxy. Needs root.
+    Cluster(cluster::ClusterArgs),
     /// Run the unit tests, and as root the tests in the lab.
     Test(test::TestArgs),
     /// Hold spliced connections against TCP, for as long as wanted. Needs root.
@@ -70,10 +76,15 @@ fn run(task: Task) -> Result<()> {
             setup::ensure(&[Need::Build])?;
             build::run(&args)
         }
+        Task::Image(args) => {
+            setup::ensure(&[Need::Build])?;
+            image::run(&args)
+        }
         Task::Demo => {
             prepare_lab(Profile::Debug)?;
             demo::run(command::root())
         }
+        Task::Cluster(args) => cluster::run(args),
         Task::Test(args) => test::run(&args),
         Task::Torture(args) => torture::run(&args),
         Task::Lint(args) => {

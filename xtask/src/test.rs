@@ -46,6 +46,9 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         ]
     };
     ensure_installed(needs)?;
+    if args.rest.iter().any(|it| it.ends_with("ignored")) {
+        ensure_installed(&[Need::Cluster])?;
+    }
     if !args.root {
         announce("unit tests");
         run_command(&mut unit(&args.rest))?;

@@ -31,7 +31,7 @@ pub(super) struct AgentArgs {
     #[arg(long, value_enum, default_value_t)]
     prefer: Prefer,
     /// The cgroup v2 directory to attach to [default: the machine's root].
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "SHUNT_CGROUP")]
     cgroup: Option<PathBuf>,
     /// Translate what processes of the node itself connect to, which are those in
     /// its own network namespace, pods with hostNetwork among them.

@@ -35,6 +35,17 @@ impl ControlPlane<'_> {
     /// both families, of all that the server holds.
     pub fn kube_proxy<'a>(&self, node: &'a Node, mode: ProxyMode) -> Result<KubeProxy<'a>> {
         self.publish_addresses(node)?;
+        let proxy = self.start_proxy(node, mode)?;
+        self.tell_zone(node)?;
+        Ok(proxy)
+    }
+
+    /// As [`ControlPlane::kube_proxy`], where a kubelet has published the addresses.
+    pub(crate) fn kube_proxy_of_kubelet<'a>(&self, node: &'a Node) -> Result<KubeProxy<'a>> {
+        self.start_proxy(node, ProxyMode::Nftables)
+    }
+
+    fn start_proxy<'a>(&self, node: &'a Node, mode: ProxyMode) -> Result<KubeProxy<'a>> {
         let kubeconfig = node.folder().join("kube-proxy.kubeconfig");
         self.write_kubeconfig(&kubeconfig, super::PROXY_TOKEN)?;
         let config = node.folder().join("kube-proxy.yaml");
@@ -46,7 +57,6 @@ impl ControlPlane<'_> {
         proxy.wait_for("rules", || has_rules(node, mode))?;
         // The rules may be those of an earlier one.
         proxy.wait_for("watch of the node", || Ok(watches_node(node)))?;
-        self.tell_zone(node)?;
         Ok(proxy)
     }
 

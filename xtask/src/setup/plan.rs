@@ -78,6 +78,7 @@ impl Plan {
             },
             (Install::Kubernetes, _) => Step::Kubernetes,
             (Install::GoModules, _) => Step::GoModules,
+            (Install::Nodes, _) => Step::Nodes,
             (Install::ByHand, _) => return self.advise(requirement),
             (Install::Compiler | Install::BpfClippy, Way::Debian) | (Install::Packages(_), _) => {
                 return;
@@ -85,7 +86,7 @@ impl Plan {
         };
         let possible = match step {
             Step::Linker(_) => true,
-            Step::Kubernetes | Step::GoModules => machine.go,
+            Step::Kubernetes | Step::GoModules | Step::Nodes => machine.go,
             _ => machine.rustup,
         };
         if possible {

@@ -1,9 +1,9 @@
 //! The table of what shunt's development needs.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ebpf_toolchain::Compiler;
-use lab::kubernetes::PROGRAMS;
+use lab::{cluster, kubernetes};
 
 use super::services;
 use crate::command::{is_installed, succeeds};
@@ -23,6 +23,8 @@ pub(crate) enum Need {
     Programs,
     /// A real Kubernetes control plane and kube-proxy in the lab.
     Kubernetes,
+    /// Real nodes, beside that.
+    Cluster,
 }
 
 /// One thing that has to be there.
@@ -56,6 +58,8 @@ pub(super) enum Install {
     Kubernetes,
     /// The Go modules of `tests/programs/go`.
     GoModules,
+    /// What the nodes of a cluster run, from their Go modules in `tests/kube`.
+    Nodes,
     /// Not from here; what needs it fails by itself.
     ByHand,
 }
@@ -210,6 +214,23 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         advice: "install Go 1.26 or newer (https://go.dev/doc/install) and run this again, or name \
                  a folder with the programs in SHUNT_KUBE_DIR",
     },
+    Requirement {
+        name: "runc",
+        purpose: "runs the containers of a cluster's nodes",
+        need: Need::Cluster,
+        probe: || is_installed("runc"),
+        install: Install::Packages(&["runc"]),
+        advice: "install runc (`runc` must be on the PATH)",
+    },
+    Requirement {
+        name: "kubelet",
+        purpose: "makes nodes of a cluster, with containerd and network plugins",
+        need: Need::Cluster,
+        probe: has_nodes,
+        install: Install::Nodes,
+        advice: "install Go 1.26 or newer (https://go.dev/doc/install) and run this again, or name \
+                 a folder with the programs in SHUNT_KUBE_DIR",
+    },
 ];
 
 impl Need {
@@ -221,12 +242,20 @@ impl Need {
         Self::Test,
         Self::Programs,
         Self::Kubernetes,
+        Self::Cluster,
     ];
 }
 
 fn has_kubernetes() -> bool {
-    let is_whole = |folder: PathBuf| PROGRAMS.iter().all(|it| folder.join(it).is_file());
-    lab::kubernetes::programs().is_ok_and(is_whole)
+    kubernetes::programs().is_ok_and(|folder| has_all(&folder, &kubernetes::PROGRAMS))
+}
+
+fn has_nodes() -> bool {
+    cluster::programs().is_ok_and(|folder| has_all(&folder, &cluster::PROGRAMS))
+}
+
+fn has_all(folder: &Path, programs: &[&str]) -> bool {
+    programs.iter().all(|it| folder.join(it).is_file())
 }
 
 fn has_bpf_clippy() -> bool {

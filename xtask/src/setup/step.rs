@@ -34,6 +34,8 @@ pub(super) enum Step {
     Kubernetes,
     /// The Go modules of `tests/programs/go`.
     GoModules,
+    /// What the nodes of a cluster run.
+    Nodes,
 }
 
 /// Where bpf-linker comes from.
@@ -68,6 +70,7 @@ impl Step {
             ),
             Self::Linker(from) => run(&mut linker(*from)),
             Self::Kubernetes => kubernetes::build(),
+            Self::Nodes => kubernetes::build_nodes(),
         }
     }
 }
@@ -95,6 +98,9 @@ impl fmt::Display for Step {
             Self::GoModules => {
                 f.write_str("fetching the Go modules of the programs that a test runs")
             }
+            Self::Nodes => f.write_str(
+                "building kubelet, containerd and network plugins (about 5 minutes, once a machine)",
+            ),
             Self::Linker(LinkerFrom::Release) => {
                 write!(f, "installing bpf-linker {LINKER_VERSION}")
             }

@@ -184,6 +184,6 @@ fn kubernetes_is_built_where_there_is_go_and_asked_for_elsewhere() {
         "{advice:?}"
     );
     machine.go = true;
-    let plan = plan(&machine, &requirements(&["Kubernetes"]));
-    assert_eq!(plan.steps, [Step::Kubernetes]);
+    let plan = plan(&machine, &requirements(&["Kubernetes", "kubelet"]));
+    assert_eq!(plan.steps, [Step::Kubernetes, Step::Nodes]);
 }
