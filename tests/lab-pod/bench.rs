@@ -1,29 +1,26 @@
 //! Measurements over TCP. They print facts of one run; comparing runs is the
 //! caller's.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::io;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::poll::PollFlags;
 
-use lab::report::{ConnectBench, PingPongBench};
+use lab::report::{ConnectBench, PingPongBench, StreamBench};
 
+use crate::channel::{Channel, Nagle};
 use crate::socket;
-use crate::{BenchArgs, PingPongArgs};
-
-/// A round trip that takes longer has failed.
-const STALL: Duration = Duration::from_secs(10);
+use crate::{BenchArgs, BenchStreamArgs, PingPongArgs};
 
 /// Counts cycles of socket(), connect(), setsockopt(SO_LINGER 0), close(), one
 /// after the other. The reset on close keeps ports out of TIME_WAIT, so the
 /// cycle has the whole handshake and the cheapest end: no FIN exchange. The
 /// other end is `serve --close`; the client never waits for its accept().
 pub(crate) fn connect(args: &BenchArgs) -> Result<()> {
-    socket::pin(args.cpu)?;
-    let duration = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
+    socket::pin(args.run.cpu)?;
+    let duration = args.run.duration()?;
     let (mut connects, mut errors) = (0u64, 0u64);
     let start = Instant::now();
     while start.elapsed() < duration {
@@ -47,10 +44,14 @@ pub(crate) fn connect(args: &BenchArgs) -> Result<()> {
 /// Times round trips of one message through an echoing server: write, poll,
 /// read until all is back. Both ends' sockets are non-blocking.
 pub(crate) fn ping_pong(args: &PingPongArgs) -> Result<()> {
-    socket::pin(args.bench.cpu)?;
-    let duration = Duration::try_from_secs_f64(args.bench.seconds).context("--seconds")?;
+    socket::pin(args.run.cpu)?;
+    let duration = args.run.duration()?;
     let size = usize::try_from(args.size).context("--size")?;
-    let mut echo = Echo::connect(args.bench.to, size)?;
+    let mut echo = Echo {
+        channel: Channel::connect(&args.to, Nagle::Off)?,
+        message: vec![0x5a; size],
+        answer: vec![0; size],
+    };
     let mut times = Vec::new();
     let start = Instant::now();
     while start.elapsed() < duration {
@@ -60,6 +61,35 @@ pub(crate) fn ping_pong(args: &PingPongArgs) -> Result<()> {
     }
     let seconds = start.elapsed().as_secs_f64();
     socket::print(&summary(size, seconds, times).context("no round trip was made")?)
+}
+
+/// How often a stream looks for the server's answer, which costs a call.
+const WRITES_PER_READ: u32 = 16;
+
+/// Writes messages of one size as fast as they are taken, until the server has
+/// measured.
+pub(crate) fn stream(args: &BenchStreamArgs) -> Result<()> {
+    socket::pin(args.cpu)?;
+    let size = usize::try_from(args.size).context("--size")?;
+    let nagle = if args.nodelay { Nagle::Off } else { Nagle::On };
+    let mut channel = Channel::connect(&args.to, nagle)?;
+    let message = vec![0x5a; size];
+    let mut answer = String::new();
+    while !answer.ends_with('\n') {
+        for _ in 0..WRITES_PER_READ {
+            channel.write_all(&message)?;
+        }
+        let mut buffer = [0; 64];
+        let read = channel.read(&mut buffer)?;
+        ensure!(read != Some(0), "the server ended the connection");
+        answer.push_str(std::str::from_utf8(&buffer[..read.unwrap_or(0)])?);
+    }
+    let (bytes, nanoseconds) = answer.trim().split_once(' ').context("two numbers")?;
+    let (bytes, nanoseconds): (u64, u64) = (bytes.parse()?, nanoseconds.parse()?);
+    socket::print(&StreamBench {
+        bytes,
+        bytes_per_second: bytes as f64 / Duration::from_nanos(nanoseconds).as_secs_f64(),
+    })
 }
 
 fn summary(size: usize, seconds: f64, mut times: Vec<u64>) -> Option<PingPongBench> {
@@ -76,54 +106,26 @@ fn summary(size: usize, seconds: f64, mut times: Vec<u64>) -> Option<PingPongBen
 }
 
 struct Echo {
-    stream: TcpStream,
+    channel: Channel,
     message: Vec<u8>,
     answer: Vec<u8>,
 }
 
 impl Echo {
-    /// Connects and takes the server's id line off the stream.
-    fn connect(to: SocketAddr, size: usize) -> Result<Self> {
-        let mut stream = TcpStream::connect(to).with_context(|| format!("connect to {to}"))?;
-        stream
-            .set_read_timeout(Some(STALL))
-            .context("set a timeout")?;
-        let mut byte = [0];
-        while byte != *b"\n" {
-            stream
-                .read_exact(&mut byte)
-                .context("read the server's id")?;
-        }
-        socket::prepare(&stream).context("prepare the connection")?;
-        Ok(Self {
-            stream,
-            message: vec![0x5a; size],
-            answer: vec![0; size],
-        })
-    }
-
     fn round_trip(&mut self) -> Result<()> {
         let size = self.message.len();
         let (mut sent, mut received) = (0, 0);
         while received < size {
             if sent < size {
-                sent += moved(self.stream.write(&self.message[sent..]))?;
+                sent += self.channel.write(&self.message[sent..])?;
             }
             let mut events = PollFlags::POLLIN;
             events.set(PollFlags::POLLOUT, sent < size);
-            ensure!(socket::wait(self.stream.as_fd(), events, STALL)?, "stalled");
-            let read = self.stream.read(&mut self.answer[received..]);
-            ensure!(!matches!(read, Ok(0)), "the server ended the connection");
-            received += moved(read)?;
+            self.channel.wait(events)?;
+            let read = self.channel.read(&mut self.answer[received..])?;
+            ensure!(read != Some(0), "the server ended the connection");
+            received += read.unwrap_or(0);
         }
         Ok(())
-    }
-}
-
-/// Bytes moved: none, if the socket is not ready.
-fn moved(result: io::Result<usize>) -> io::Result<usize> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-        other => other,
     }
 }

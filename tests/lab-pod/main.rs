@@ -3,6 +3,8 @@
 //! `lab::report`. A report of failed connects is a success of this program.
 
 mod bench;
+mod bench_serve;
+mod channel;
 mod connect;
 mod http;
 mod many;
@@ -22,7 +24,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use channel::Target;
 use clap::{Args, Parser, Subcommand};
 
 #[derive(Parser)]
@@ -56,6 +59,10 @@ enum Command {
     BenchConnect(BenchArgs),
     /// Measure echo round trips.
     BenchPingpong(PingPongArgs),
+    /// Measure a stream of messages, one way.
+    BenchStream(BenchStreamArgs),
+    /// The other end of both.
+    BenchServe(BenchServeArgs),
     /// Send and check a stream of bytes, both ways at once.
     Stream(StreamArgs),
     /// Check many connections at once, which do all that programs do.
@@ -190,6 +197,12 @@ struct GetArgs {
 #[derive(Args)]
 struct BenchArgs {
     to: SocketAddr,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Args)]
+struct RunArgs {
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
     /// Processor to stay on.
@@ -197,13 +210,49 @@ struct BenchArgs {
     cpu: Option<usize>,
 }
 
+impl RunArgs {
+    fn duration(&self) -> Result<Duration> {
+        Duration::try_from_secs_f64(self.seconds).context("--seconds")
+    }
+}
+
 #[derive(Args)]
 struct PingPongArgs {
+    /// An address and port, or the path of a Unix socket.
+    to: Target,
     #[command(flatten)]
-    bench: BenchArgs,
+    run: RunArgs,
     /// Bytes of each message.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     size: u32,
+}
+
+#[derive(Args)]
+struct BenchStreamArgs {
+    /// An address and port, or the path of a Unix socket.
+    to: Target,
+    /// Processor to stay on.
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Bytes of each message.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    size: u32,
+    /// Send small messages at once.
+    #[arg(long)]
+    nodelay: bool,
+}
+
+#[derive(Args)]
+struct BenchServeArgs {
+    /// An address and port, or the path of a Unix socket.
+    #[arg(long)]
+    listen: Target,
+    /// Read, for bench-stream, rather than echo.
+    #[arg(long)]
+    sink: bool,
+    /// Processor to stay on.
+    #[arg(long)]
+    cpu: Option<usize>,
 }
 
 #[derive(Args)]
@@ -247,6 +296,8 @@ fn main() -> Result<()> {
         Command::Get(args) => http::get(&args),
         Command::BenchConnect(args) => bench::connect(&args),
         Command::BenchPingpong(args) => bench::ping_pong(&args),
+        Command::BenchStream(args) => bench::stream(&args),
+        Command::BenchServe(args) => bench_serve::run(&args),
         Command::Stream(args) => stream::run(&args),
         Command::Torture(args) => torture::run(&args),
         Command::Pause => pause::run(),

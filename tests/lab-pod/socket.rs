@@ -61,6 +61,17 @@ pub(crate) fn wait(fd: BorrowedFd<'_>, events: PollFlags, timeout: Duration) -> 
     }
 }
 
+/// Waits until there is something to read or an end, however long it takes.
+pub(crate) fn wait_for_input(fd: &impl AsFd) -> io::Result<()> {
+    loop {
+        let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Err(Errno::EINTR) => {}
+            ready => return Ok(ready.map(drop)?),
+        }
+    }
+}
+
 /// Thousands of connections may be open at once.
 pub(crate) fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit of files")?;

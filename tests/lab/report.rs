@@ -168,6 +168,15 @@ pub struct PingPongBench {
     pub mean_ns: u64,
 }
 
+/// Result of `bench-stream`.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct StreamBench {
+    /// Bytes that the server read after its warm-up.
+    pub bytes: u64,
+    /// The same a second.
+    pub bytes_per_second: f64,
+}
+
 /// One end's view of a checked stream.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct StreamReport {

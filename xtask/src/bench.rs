@@ -3,6 +3,7 @@
 mod apps;
 mod connect;
 mod failover;
+mod splice;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -32,6 +33,8 @@ enum Name {
     Connect,
     /// Connects that fail or take over a second while a node is dead.
     Failover,
+    /// Round trips and streams between two pods of a node.
+    Splice,
 }
 
 /// The JSON form of every benchmark.
@@ -69,6 +72,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         }
         Name::Connect => ("connect", connect::run()?),
         Name::Failover => ("failover", failover::run()?),
+        Name::Splice => ("splice", splice::run()?),
     };
     let report = Report {
         bench,
