@@ -136,9 +136,57 @@ fn sockets_shows_the_pair_with_its_counts_and_forgets_it_when_it_closes() {
     assert_eq!(pair["service"], "shop/cart:http");
     assert_eq!(pair["server"], format!("{}:8080", server.ipv4()));
     assert!(pair["to_server"]["bytes"].as_u64() >= pair["to_server"]["messages"].as_u64());
+    let top = json(&node, &["top", "--count", "1", "--interval", "200ms"]);
+    let (service, total) = (&top["services"][0], &top["total"]);
+    assert_eq!(service["service"], "shop/cart:http");
+    assert_eq!(
+        (&service["open"], &service["spliced"]),
+        (&1.into(), &1.into())
+    );
+    assert!(total["spliced_bytes_per_second"].as_f64().unwrap() > 0.0);
     let report: PingPongBench = bench.finish().unwrap();
     assert!(report.count > 0);
     wait_until("the closed pair is forgotten", || spliced().is_null());
+}
+
+#[test]
+fn top_counts_the_connects_of_a_service_and_those_that_stay_on_the_node() {
+    let mut lab = Lab::new("top").unwrap();
+    let (near, far) = (lab.node("n1").unwrap(), lab.node("n2").unwrap());
+    let client = near.pod("client", None).unwrap();
+    let pods = [
+        near.pod("web", None).unwrap(),
+        far.pod("web", None).unwrap(),
+    ];
+    let _web = pods
+        .each_ref()
+        .map(|pod| pod.serve("0.0.0.0:8080", "web").unwrap());
+    let endpoint = |pod: &Pod, node| (pod.ipv4().into(), node);
+    let service = Service {
+        endpoints: vec![endpoint(&pods[0], "n1"), endpoint(&pods[1], "n2")],
+        annotations: &[("shunt.dev/prefer", "none")],
+        ..Service::default()
+    };
+    near.write_manifest("cart.yaml", &service.yaml()).unwrap();
+    let _agent = start(&near, &[]);
+    let load = client
+        .start_lab_pod(&["load", CART, "--threads", "1", "--until-stdin-closes"])
+        .unwrap();
+    // Until a random choice has been both.
+    wait_until("top shows connects to both nodes", || {
+        let top = json(&near, &["top", "--count", "1", "--interval", "200ms"]);
+        let service = &top["services"][0];
+        service["service"] == "shop/cart:http"
+            && service["connects_per_second"].as_f64().unwrap() > 0.0
+            && (0.01..0.99).contains(&service["local_share"].as_f64().unwrap())
+    });
+    drop(load);
+    // A Service that is gone is no longer counted.
+    near.remove_manifest("cart.yaml").unwrap();
+    wait_until("the Service is forgotten", || {
+        let top = json(&near, &["top", "--count", "1", "--interval", "100ms"]);
+        top["services"] == serde_json::json!([])
+    });
 }
 
 #[test]

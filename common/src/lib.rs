@@ -27,6 +27,7 @@ mod pair;
 #[cfg(feature = "user")]
 mod pod;
 mod route;
+mod service_counts;
 mod socket;
 mod task;
 
@@ -47,6 +48,7 @@ pub use pair::{
     SpliceMode, SpliceReason, Stage, Wish,
 };
 pub use route::{Flags, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, TierRange};
+pub use service_counts::ServiceCounts;
 pub use socket::{Connection, SocketKey, UdpClient};
 pub use task::{EndState, HEADER_BYTES, MAX_TASKS, OWN_NAMESPACE, Operation, Task};
 
@@ -73,6 +75,9 @@ pub mod map {
     pub const SLOTS: &str = "slots";
     /// [`ServiceKey`](crate::ServiceKey) → [`ServiceName`](crate::ServiceName); only people read it.
     pub const NAMES: &str = "names";
+    /// [`ServiceKey`](crate::ServiceKey) → [`ServiceCounts`](crate::ServiceCounts); only
+    /// people read it.
+    pub const SERVICE_COUNTS: &str = "service_counts";
     /// One [`Node`](crate::Node); only people read it.
     pub const NODE: &str = "node";
     /// One [`Heartbeat`](crate::Heartbeat).

@@ -2,8 +2,8 @@
 
 use crate::{
     Affinity, AffinityKey, EndKey, Health, HealthConfig, HealthEvent, HealthKey, Heartbeat,
-    LeftAlone, LoadKey, Node, Pair, ProbeKey, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
-    SocketKey, SpliceConfig, SpliceEvent, Task, UdpClient,
+    LeftAlone, LoadKey, Node, Pair, ProbeKey, ServiceCounts, ServiceEntry, ServiceKey, ServiceName,
+    Slot, SlotKey, SocketKey, SpliceConfig, SpliceEvent, Task, UdpClient,
 };
 
 macro_rules! pod {
@@ -30,6 +30,7 @@ pod!(
     Node,
     Pair,
     ProbeKey,
+    ServiceCounts,
     ServiceEntry,
     ServiceKey,
     ServiceName,

@@ -9,7 +9,7 @@ use aya_ebpf::programs::SockAddrContext;
 use shunt_common::{Connection, Counter, SELF_CHECK_ADDRESS, SELF_CHECK_PORT, ServiceKey};
 
 use crate::choose::{Answer, Chosen, Pass, choose, now_ns};
-use crate::count::count;
+use crate::count::{count, count_service};
 use crate::load;
 use crate::sock_addr::{Address, Family, socket};
 use crate::{release, storage};
@@ -82,6 +82,7 @@ fn try_connect(ctx: &SockAddrContext, family: Family) -> Result<Verdict, Pass> {
         return Err(Pass::NoStorage);
     }
     family.write(ctx, &endpoint);
+    count_service(&key, chosen.slot.is_local());
     Ok(Verdict::Endpoint(chosen))
 }
 

@@ -14,7 +14,7 @@ use shunt_common::{Counter, Flow, Flows, ServiceKey, Slot};
 
 use crate::choose::{Answer, Chosen, Pass, choose, now_ns};
 use crate::connect::{CONNECTIONS, PROCEED, count_endpoint, count_pass, protocol, refuse};
-use crate::count::count;
+use crate::count::{count, count_service};
 use crate::sock_addr::{Address, Family, socket};
 use crate::storage;
 
@@ -95,6 +95,7 @@ fn try_send(ctx: &SockAddrContext, family: Family) -> Result<Sent, Pass> {
     if before.is_some() && chosen.counter as u32 == Counter::ConnectSame as u32 {
         return Ok(Sent::Along);
     }
+    count_service(&key, slot.is_local());
     Ok(Sent::Chosen(chosen))
 }
 

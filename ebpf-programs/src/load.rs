@@ -4,12 +4,12 @@
 //! A connection counts from connect() until its socket is closed or connects
 //! again. Several that begin at once may all get the last place.
 
-use core::arch::asm;
-
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::btf_maps::HashMap;
 use aya_ebpf::macros::btf_map;
 use shunt_common::{Connection, LoadKey, Slot, capacity};
+
+use crate::count::add;
 
 #[btf_map(name = "loads")]
 static LOADS: HashMap<LoadKey, u64, { capacity::LOADS }, { BPF_F_NO_PREALLOC as usize }> =
@@ -60,21 +60,4 @@ fn key(address: &[u8; 16], port: [u8; 2]) -> LoadKey {
 #[inline(always)]
 fn counter(key: &LoadKey) -> Option<*mut u64> {
     LOADS.get_ptr_mut(key)
-}
-
-/// Adds to a counter of [`LOADS`], and wraps around, so that adding `u64::MAX`
-/// takes one off. The target has the instruction, but core has no function for
-/// it, since the first CPUs of BPF had no compare-and-swap.
-#[inline(always)]
-fn add(count: *mut u64, value: u64) {
-    // SAFETY: an aligned u64 of the map, whose memory is kept until the program
-    // ends.
-    unsafe {
-        asm!(
-            "lock *(u64 *)({count} + 0) += {value}",
-            count = in(reg) count,
-            value = in(reg) value,
-            options(nostack),
-        );
-    }
 }

@@ -10,9 +10,11 @@ mod sockets;
 mod source;
 mod splice;
 mod status;
+mod top;
 mod uninstall;
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -21,7 +23,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::bpf::Pins;
+use shunt_common::{ServiceKey, address};
+
+use crate::bpf::{KernelMaps, Pins};
 
 /// The whole program: logs to standard error, does what the arguments say, and
 /// says why it failed.
@@ -69,6 +73,7 @@ enum Command {
     Sockets(sockets::SocketsArgs),
     Splice(splice::SpliceArgs),
     Status(status::StatusArgs),
+    Top(top::TopArgs),
     Uninstall(uninstall::UninstallArgs),
     #[command(hide = true)]
     MountBpffs(mount_bpffs::MountArgs),
@@ -118,6 +123,7 @@ impl Cli {
             Command::Sockets(args) => sockets::sockets(&args),
             Command::Splice(args) => splice::splice(&args),
             Command::Status(args) => status::status(&args),
+            Command::Top(args) => top::top(&args),
             Command::Uninstall(args) => uninstall::uninstall(&args),
             Command::MountBpffs(args) => mount_bpffs::mount_bpffs(&args),
             Command::Pause => pause::pause(),
@@ -134,4 +140,18 @@ fn print(text: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// `namespace/service:port` of a Service port, or the ClusterIP if the name is gone.
+fn service_name(maps: &KernelMaps, key: &ServiceKey) -> String {
+    let Some(name) = maps.name(key) else {
+        let port = u16::from_be_bytes(key.port());
+        return SocketAddr::from((address::to_ip(key.address()), port)).to_string();
+    };
+    let port = if name.port().is_empty() {
+        String::new()
+    } else {
+        format!(":{}", name.port())
+    };
+    format!("{}/{}{port}", name.namespace(), name.service())
 }

@@ -12,8 +12,8 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_obj::generated::bpf_attach_type::BPF_CGROUP_SETSOCKOPT;
 use shunt_common::{
     Affinity, AffinityKey, Connection, EndKey, Flows, Health, HealthConfig, HealthKey, Heartbeat,
-    LeftAlone, LoadKey, Node, Pair, ProbeKey, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
-    SocketKey, SpliceConfig, SpliceMode, UdpClient, map,
+    LeftAlone, LoadKey, Node, Pair, ProbeKey, ServiceCounts, ServiceEntry, ServiceKey, ServiceName,
+    Slot, SlotKey, SocketKey, SpliceConfig, SpliceMode, UdpClient, map,
 };
 
 use super::cgroup::{Cgroup, CgroupError};
@@ -73,7 +73,7 @@ pub(super) const PROGRAMS: [ProgramRow; 13] = [
 const MANAGE: &str = "manage";
 
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 27] = [
+const MAPS: [(&str, usize, usize); 28] = [
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -84,6 +84,11 @@ const MAPS: [(&str, usize, usize); 27] = [
         map::NAMES,
         size_of::<ServiceKey>(),
         size_of::<ServiceName>(),
+    ),
+    (
+        map::SERVICE_COUNTS,
+        size_of::<ServiceKey>(),
+        size_of::<ServiceCounts>(),
     ),
     (map::NODE, 4, size_of::<Node>()),
     (map::HEARTBEAT, 4, size_of::<Heartbeat>()),

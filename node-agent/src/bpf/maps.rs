@@ -9,8 +9,8 @@ use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf, SockHash};
 use shunt_common::{
     Affinity, AffinityKey, Counter, EndKey, Health, HealthConfig, HealthKey, Heartbeat, LeftAlone,
-    LoadKey, Node, Pair, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey, SpliceConfig,
-    UdpClient, Wish, address, capacity, map,
+    LoadKey, Node, Pair, ServiceCounts, ServiceEntry, ServiceKey, ServiceName, Slot, SlotKey,
+    SpliceConfig, UdpClient, Wish, address, capacity, map,
 };
 
 use super::pins::Pins;
@@ -30,6 +30,9 @@ pub struct KernelMaps {
     /// The same map, for batches, which aya has no function for.
     slots_fd: OwnedFd,
     names: HashMap<MapData, ServiceKey, ServiceName>,
+    service_counts: HashMap<MapData, ServiceKey, ServiceCounts>,
+    /// The same map, for batches.
+    service_counts_fd: OwnedFd,
     node: Array<MapData, Node>,
     heartbeat: Array<MapData, Heartbeat>,
     counters: PerCpuArray<MapData, u64>,
@@ -234,6 +237,8 @@ impl KernelMaps {
             slots: open(pins, map::SLOTS, Map::HashMap)?,
             slots_fd: open_fd(pins, map::SLOTS)?,
             names: open(pins, map::NAMES, Map::HashMap)?,
+            service_counts: open(pins, map::SERVICE_COUNTS, Map::HashMap)?,
+            service_counts_fd: open_fd(pins, map::SERVICE_COUNTS)?,
             node: open(pins, map::NODE, Map::Array)?,
             heartbeat: open(pins, map::HEARTBEAT, Map::Array)?,
             counters: open(pins, map::COUNTERS, Map::PerCpuArray)?,
@@ -342,6 +347,13 @@ impl KernelMaps {
     /// Forgets an endpoint whose connections are no longer counted.
     pub fn delete_load(&mut self, key: &LoadKey) -> Result<(), WriteError> {
         ignore_absent(self.loads.remove(key)).map_err(writing(map::LOADS))
+    }
+
+    /// What each Service port was given.
+    pub fn service_counts(&self) -> Result<BTreeMap<ServiceKey, ServiceCounts>, ReadError> {
+        let counts = sys::elements(self.service_counts_fd.as_fd()).map_err(MapError::IoError);
+        let counts = counts.map_err(reading(map::SERVICE_COUNTS))?;
+        Ok(counts.into_iter().collect())
     }
 
     /// Connections whose ends may both be on this node, by the cookie of the
@@ -480,7 +492,8 @@ impl Maps for KernelMaps {
 
     fn delete_service(&mut self, key: ServiceKey) -> Result<(), WriteError> {
         ignore_absent(self.services.remove(&key)).map_err(writing(map::SERVICES))?;
-        ignore_absent(self.names.remove(&key)).map_err(writing(map::NAMES))
+        ignore_absent(self.names.remove(&key)).map_err(writing(map::NAMES))?;
+        ignore_absent(self.service_counts.remove(&key)).map_err(writing(map::SERVICE_COUNTS))
     }
 
     fn put_client(&mut self, cgroup: u64, client: LeftAlone) -> Result<(), WriteError> {

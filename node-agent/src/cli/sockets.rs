@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use shunt_common::{Direction, End, Pair, ServiceKey, SpliceReason, address};
 
-use super::{Output, PinsArgs, print};
+use super::{Output, PinsArgs, print, service_name};
 use crate::bpf::{KernelMaps, check_privileges};
 use crate::report::plain_table;
 
@@ -78,7 +78,7 @@ pub(super) fn sockets(args: &SocketsArgs) -> Result<()> {
     let pairs = maps.pairs()?;
     let mut sockets: Vec<_> = pairs
         .values()
-        .map(|pair| row(pair, |key| name(&maps, key)))
+        .map(|pair| row(pair, |key| service_name(&maps, key)))
         .collect();
     sockets.sort_by_key(|row| (row.client, row.server));
     let report = SocketsReport { sockets };
@@ -139,19 +139,6 @@ fn flow(end: &End, direction: Direction) -> Flow {
         bytes: end.bytes,
         messages_tcp: end.messages_tcp,
     }
-}
-
-fn name(maps: &KernelMaps, key: &ServiceKey) -> String {
-    let Some(name) = maps.name(key) else {
-        let port = u16::from_be_bytes(key.port());
-        return SocketAddr::from((address::to_ip(key.address()), port)).to_string();
-    };
-    let port = if name.port().is_empty() {
-        String::new()
-    } else {
-        format!(":{}", name.port())
-    };
-    format!("{}/{}{port}", name.namespace(), name.service())
 }
 
 fn table(report: &SocketsReport) -> String {
