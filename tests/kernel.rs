@@ -189,7 +189,10 @@ fn a_second_agent_replaces_the_programs_inside_the_links() {
     let again = node_agent::bpf::programs(&second.pins);
     for (before, after) in links.iter().zip(&again) {
         let (Some(before), Some(after)) = (&before.attachment, &after.attachment) else {
-            panic!("{before:?} {after:?}");
+            // The agent attaches one of these two, and none is running here.
+            assert!(["tcp_splice_read", "sys_enter"].contains(&after.name));
+            assert!(before.attachment.is_none() && after.attachment.is_none());
+            continue;
         };
         use node_agent::bpf::Attachment::Cgroup as C;
         if let (

@@ -187,3 +187,59 @@ fn sockets_are_only_marked_while_any_may_be_spliced() {
     assert_eq!(session.row()["state"], "paired");
     session.ask();
 }
+
+#[test]
+fn a_connection_that_was_read_by_splice_is_never_promoted() {
+    let mut lab = Lab::new("early").unwrap();
+    let spliced = Spliced::new(&mut lab);
+    let _agent = spliced.start(&[]);
+    let mut session = spliced.connect();
+    assert_eq!(session.command("splice").as_deref(), Some("EAGAIN"));
+    wait_until("it is looked at", || {
+        assert_eq!(session.command("splice-ask 20"), None);
+        session.row()["reason"] == "splice_call"
+    });
+    assert_eq!(session.row()["promotions"], 0);
+}
+
+#[test]
+fn a_splice_call_takes_what_its_container_has_back_to_tcp() {
+    let mut lab = Lab::new("late").unwrap();
+    let spliced = Spliced::new(&mut lab);
+    let _agent = spliced.start(&[]);
+    let mut session = spliced.connect();
+    session.wait_until_spliced();
+    assert_eq!(session.command("splice").as_deref(), Some("EAGAIN"));
+    session.wait_until_plain("splice_call");
+    assert_eq!(session.command("splice-ask 20"), None);
+    drop(session);
+
+    // Another process in its container, which has not called it.
+    let mut session = spliced.connect();
+    wait_until("it is looked at", || {
+        session.ask();
+        session.row()["reason"] == "splice_call"
+    });
+    assert_eq!(session.row()["promotions"], 0);
+}
+
+#[test]
+fn splice_calls_are_watched_while_any_may_be_spliced_unless_told_otherwise() {
+    let mut lab = Lab::new("watched").unwrap();
+    let spliced = Spliced::new(&mut lab);
+    let by = || json(&spliced.node, &["status"])["splicing"]["splice_calls"].clone();
+    let agent = start(&spliced.node, &["--splice", "off"]);
+    assert!(by().is_null());
+    agent.stop().unwrap();
+    let agent = spliced.start(&[]);
+    let name = by().as_str().unwrap().to_owned();
+    assert_eq!(spliced.program(&name)["attached"], true);
+    agent.stop().unwrap();
+    let agent = spliced.start(&["--splice-calls", "ignore"]);
+    assert!(by().is_null());
+    agent.stop().unwrap();
+    spliced.start(&[]).stop().unwrap();
+    assert_eq!(by(), *name, "it outlasts the agent");
+    let _agent = start(&spliced.node, &["--splice", "off"]);
+    wait_until("it is gone with the splice", || by().is_null());
+}

@@ -130,6 +130,9 @@ pub mod map {
     pub const SPLICE_SWITCH: &str = "splice_switch";
     /// Ring buffer of [`SpliceEvent`](crate::SpliceEvent).
     pub const SPLICE_EVENTS: &str = "splice_events";
+    /// Id of a cgroup (`u64`) in which splice(2) reads TCP sockets → when it was first
+    /// seen to, ns since boot (`u64`).
+    pub const SPLICERS: &str = "splicers";
     /// [`EndKey`](crate::EndKey) → the socket, for redirection.
     pub const SPLICE: &str = "splice";
 }
@@ -164,6 +167,8 @@ pub mod capacity {
     pub const SPLICE: usize = 16_384;
     /// Addresses of pods that have a wish of their own.
     pub const WISHES: usize = 8_192;
+    /// Cgroups in which splice(2) reads TCP sockets.
+    pub const SPLICERS: usize = 4_096;
     /// Bytes of the ring buffer.
     pub const SPLICE_EVENTS: usize = 1 << 20;
 }

@@ -11,7 +11,7 @@
 use aya_ebpf::Global;
 use aya_ebpf::bindings::bpf_sock;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
-use aya_ebpf::helpers::generated::bpf_skc_to_tcp_sock;
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_skc_to_tcp_sock};
 use shunt_common::End;
 
 /// What the agent sets where a kernel has no such field.
@@ -34,6 +34,9 @@ offsets! {
     OFFSET_FILE OFFSET_FILE_FLAGS OFFSET_FILE_INODE OFFSET_INODE_NUMBER
     OFFSET_PSOCK_INGRESS OFFSET_PSOCK_REFCOUNT
     OFFSET_ERROR
+    OFFSET_CGROUP OFFSET_KERNFS_NODE OFFSET_KERNFS_ID
+    OFFSET_TASK_FILES OFFSET_FILE_TABLE OFFSET_FILE_ARRAY OFFSET_FILE_PRIVATE OFFSET_INODE_MODE
+    OFFSET_SOCKET_TYPE OFFSET_SOCKET_SOCK OFFSET_FAMILY OFFSET_FIRST_ARGUMENT
 }
 
 /// Masks of `SOCK_ZEROCOPY`, and of `SOCK_RCVTSTAMP`, in `sk_flags`; the numbers of
@@ -82,7 +85,12 @@ pub(crate) struct Psock(u64);
 
 #[inline(always)]
 fn read<T: Copy>(address: u64, offset: &Global<u32>) -> Result<T, Unreadable> {
-    let field = (address + u64::from(offset.load())) as *const T;
+    read_at(address + u64::from(offset.load()))
+}
+
+#[inline(always)]
+fn read_at<T: Copy>(address: u64) -> Result<T, Unreadable> {
+    let field = address as *const T;
     // SAFETY: the helper checks the address and fails rather than faults.
     unsafe { bpf_probe_read_kernel(field) }.map_err(|_| Unreadable)
 }
@@ -170,6 +178,14 @@ impl TcpSock {
         Ok(read::<i32>(self.0, &OFFSET_PEEK_OFF)? >= 0)
     }
 
+    /// Id of the cgroup of the process that made it, or its listener.
+    #[inline(always)]
+    pub(crate) fn cgroup_id(self) -> Result<u64, Unreadable> {
+        let cgroup: u64 = read(self.0, &OFFSET_CGROUP)?;
+        let node: u64 = read(cgroup, &OFFSET_KERNFS_NODE)?;
+        read(node, &OFFSET_KERNFS_ID)
+    }
+
     /// The file of the process, or of one of them; none once it is closed.
     #[inline(always)]
     pub(crate) fn file(self) -> Result<File, Unreadable> {
@@ -193,7 +209,69 @@ impl TcpSock {
     }
 }
 
+/// The `struct sock` of a `struct socket`.
+///
+/// # Safety
+///
+/// The verifier must know `socket` as one.
+#[inline(always)]
+pub(crate) unsafe fn sock_of(socket: *const u8) -> *mut bpf_sock {
+    let field = socket.wrapping_add(OFFSET_SOCKET_SOCK.load() as usize);
+    // SAFETY: the caller's promise.
+    unsafe { field.cast::<*mut bpf_sock>().read_volatile() }
+}
+
+/// Address of a `struct pt_regs`, at the entry of a system call.
+#[derive(Clone, Copy)]
+pub(crate) struct Registers(pub(crate) u64);
+
+impl Registers {
+    #[inline(always)]
+    pub(crate) fn first_argument(self) -> Result<u64, Unreadable> {
+        read(self.0, &OFFSET_FIRST_ARGUMENT)
+    }
+}
+
+const S_IFMT: u16 = 0o170_000;
+const S_IFSOCK: u16 = 0o140_000;
+const SOCK_STREAM: u16 = 1;
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+
 impl File {
+    /// What a descriptor of the current process is.
+    #[inline(always)]
+    pub(crate) fn of_current(descriptor: u64) -> Result<Self, Unreadable> {
+        // SAFETY: the helper takes nothing and returns an address.
+        let task = unsafe { bpf_get_current_task() };
+        let files: u64 = read(task, &OFFSET_TASK_FILES)?;
+        let table: u64 = read(files, &OFFSET_FILE_TABLE)?;
+        let array: u64 = read(table, &OFFSET_FILE_ARRAY)?;
+        // What is beyond the table reads as garbage, or not at all.
+        match read_at(array + (descriptor & 0xffff_ffff) * 8)? {
+            0 => Err(Unreadable),
+            file => Ok(Self(file)),
+        }
+    }
+
+    /// Whether it is a socket of TCP, or another stream of the Internet's.
+    #[inline(always)]
+    pub(crate) fn is_internet_stream(self) -> bool {
+        let is_it = || {
+            let inode: u64 = read(self.0, &OFFSET_FILE_INODE)?;
+            if read::<u16>(inode, &OFFSET_INODE_MODE)? & S_IFMT != S_IFSOCK {
+                return Ok(false);
+            }
+            let socket: u64 = read(self.0, &OFFSET_FILE_PRIVATE)?;
+            let sock: u64 = read(socket, &OFFSET_SOCKET_SOCK)?;
+            let family: u16 = read(sock, &OFFSET_FAMILY)?;
+            let is_internet = family == AF_INET || family == AF_INET6;
+            Ok(is_internet && read::<u16>(socket, &OFFSET_SOCKET_TYPE)? == SOCK_STREAM)
+        };
+        let is_it: Result<bool, Unreadable> = is_it();
+        is_it.unwrap_or(false)
+    }
+
     #[inline(always)]
     pub(crate) fn is_non_blocking(self) -> Result<bool, Unreadable> {
         Ok(read::<u32>(self.0, &OFFSET_FILE_FLAGS)? & O_NONBLOCK != 0)

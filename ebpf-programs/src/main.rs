@@ -29,6 +29,7 @@ mod manage;
 mod marks;
 mod pairing;
 mod splice;
+mod splice_calls;
 
 mod count;
 mod sock_addr;

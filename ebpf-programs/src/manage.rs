@@ -31,6 +31,7 @@ use crate::count::count;
 use crate::kernel::{TcpSock, Unreadable};
 use crate::pairing::PAIRS;
 use crate::splice::SPLICE;
+use crate::splice_calls::is_splicer;
 
 /// `TCP_ESTABLISHED` in `include/net/tcp_states.h`.
 const ESTABLISHED: u8 = 1;
@@ -200,6 +201,8 @@ fn inspect(socket: TcpSock, end: &End, state: &mut EndState) -> Result<SpliceRea
             SpliceReason::Timestamps
         } else if socket.has_peek_offset()? {
             SpliceReason::Marked
+        } else if is_splicer(socket.cgroup_id().unwrap_or(0)) {
+            SpliceReason::SpliceCall
         } else if !file.is_non_blocking()? {
             SpliceReason::Blocking
         } else {

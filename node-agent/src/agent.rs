@@ -24,8 +24,8 @@ use crate::admin::{Admin, Served};
 use crate::apply::{Applier, WriteError};
 use crate::bpf::{
     Cgroup, CgroupError, Features, KernelMaps, LoadError, Loaded, Loader, MissingFeature, Pins,
-    PinsError, PodCgroups, ReadError, Splicing, UdpClients, check_privileges, self_check,
-    splice_members, stop_marking,
+    PinsError, PodCgroups, ReadError, Splicing, UdpClients, check_privileges, ignore_splice_calls,
+    self_check, splice_members, stop_marking,
 };
 use crate::cleanup::{self, Cleaner};
 use crate::diff::diff;
@@ -68,6 +68,8 @@ pub struct Config {
     pub health: health::Settings,
     /// What to splice.
     pub splice: Settings,
+    /// Whether processes that use splice(2) are looked for.
+    pub watch_splice_calls: bool,
     /// The programs pass everything once the heartbeat is older than this.
     pub stale_after: Duration,
 }
@@ -297,6 +299,10 @@ impl<'a> Agent<'a> {
         self.delete_retired(now);
         if !self.attached {
             self.attach()?;
+            self.start_splicing()?;
+            for other in self.config.pins.others() {
+                retire_layout(&other);
+            }
         }
         if let Some(follower) = &self.follower {
             follower.set_wishes(!self.applier.actual().wishes.is_empty());
@@ -428,6 +434,8 @@ impl<'a> Agent<'a> {
         let mode = self.config.splice.mode;
         self.loaded.attach(&self.cgroup, &self.config.pins, mode)?;
         self.stops_marking = mode == SpliceMode::Off;
+        // Whoever waits for the words below may ask `/healthz` at once.
+        self.note_progress();
         let cgroup = self.cgroup.path().display().to_string();
         match self_check(&self.maps, &cgroup) {
             Ok(()) => info!(
@@ -437,7 +445,15 @@ impl<'a> Agent<'a> {
             ),
             Err(error) => error!(error = %chain(&error), "the self-check failed"),
         }
+        Ok(())
+    }
+
+    fn start_splicing(&mut self) -> Result<(), AgentError> {
+        let mode = self.config.splice.mode;
         if matches!(self.loaded.splicing(), Splicing::Available(_)) {
+            if mode != SpliceMode::Off {
+                self.watch_splice_calls();
+            }
             let manage = self.loaded.manage()?;
             self.follower = Some(Follower::start(
                 &self.config.pins,
@@ -445,10 +461,26 @@ impl<'a> Agent<'a> {
                 self.config.splice,
             )?);
         }
-        for other in self.config.pins.others() {
-            retire_layout(&other);
-        }
         Ok(())
+    }
+
+    /// Before anything is promoted.
+    fn watch_splice_calls(&mut self) {
+        let pins = &self.config.pins;
+        if !self.config.watch_splice_calls {
+            if let Err(error) = ignore_splice_calls(pins) {
+                warn!(%error, "cannot detach the programs that see splice(2)");
+            }
+            return;
+        }
+        match self.loaded.watch_splice_calls(pins) {
+            Ok(by) => info!(by, "splice(2) is seen, and its users are left alone"),
+            Err(reason) => warn!(
+                %reason,
+                "splice(2) is not seen: a process that reads a spliced connection by it would \
+                 wait for ever; leave --splice at opt-in, and out of Services of such processes"
+            ),
+        }
     }
 
     fn stop_marking(&mut self) {

@@ -24,13 +24,14 @@ mod pidfd;
 mod pins;
 mod pod_cgroups;
 mod self_check;
+mod splice_calls;
 mod sys;
 
 pub use cgroup::{Cgroup, CgroupError};
 pub use client::{Client, ClientError};
 pub use features::{Features, MissingFeature, Splicing, check_privileges, may_enter_namespaces};
 pub use inspect::{Attachment, ProgramState, cgroup_path, programs};
-pub use loader::{LoadError, Loaded, Loader, stop_marking};
+pub use loader::{LoadError, Loaded, Loader, ignore_splice_calls, stop_marking};
 pub use manage::Manage;
 pub use maps::{
     Fill, HealthMaps, KernelMaps, Pairs, ReadError, UdpClients, health_events, splice_events,
@@ -43,4 +44,5 @@ pub use pidfd::{PidFd, repeat_low_water};
 pub use pins::{Pins, PinsError, PinsLock};
 pub use pod_cgroups::{PodCgroups, pod_cgroup, uid_in};
 pub use self_check::{SelfCheckError, self_check};
+pub use splice_calls::watched_by;
 pub use sys::{netns_cookie as own_netns_cookie, netns_cookie_of, socket_cookie, unread_bytes};

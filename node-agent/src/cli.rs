@@ -20,10 +20,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use shunt_common::{ServiceKey, address};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
-
-use shunt_common::{ServiceKey, address};
 
 use crate::bpf::{KernelMaps, Pins};
 

@@ -37,6 +37,13 @@ pub enum Attachment {
         /// Id of the cgroup; 0 once it is gone.
         cgroup_id: u64,
     },
+    /// To a function or tracepoint of the kernel that is called like the program.
+    Kernel {
+        /// Id of the program.
+        program_id: u32,
+        /// Id of the link.
+        link_id: u32,
+    },
     /// To the map of spliced sockets.
     Map {
         /// Id of the program.
@@ -50,7 +57,7 @@ pub fn programs(pins: &Pins) -> Vec<ProgramState> {
         let attachment = if is_sk_msg {
             on_map(pins)
         } else {
-            on_cgroup(pins, name)
+            by_link(pins, name)
         };
         ProgramState {
             name,
@@ -82,13 +89,20 @@ fn find(directory: &Path, id: u64, depth: u32) -> Option<PathBuf> {
         .find_map(|entry| find(&entry.path(), id, depth + 1))
 }
 
-fn on_cgroup(pins: &Pins, program: &str) -> io::Result<Option<Attachment>> {
+fn by_link(pins: &Pins, program: &str) -> io::Result<Option<Attachment>> {
     let link = sys::open_pinned(&pins.link(program))?;
     let info = sys::link_info(link.as_fd())?;
-    Ok(Some(Attachment::Cgroup {
-        program_id: info.program_id,
-        link_id: info.link_id,
-        cgroup_id: info.cgroup_id,
+    let (program_id, link_id) = (info.program_id, info.link_id);
+    Ok(Some(match info.cgroup_id {
+        Some(cgroup_id) => Attachment::Cgroup {
+            program_id,
+            link_id,
+            cgroup_id,
+        },
+        None => Attachment::Kernel {
+            program_id,
+            link_id,
+        },
     }))
 }
 

@@ -20,7 +20,7 @@ use super::cgroup::{Cgroup, CgroupError};
 use super::features::{Features, MissingFeature, Splicing};
 use super::manage::Manage;
 use super::pins::Pins;
-use super::sys;
+use super::{splice_calls, sys};
 
 /// The object that build.rs made.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/shunt-bpf.o"));
@@ -43,6 +43,9 @@ enum Purpose {
     /// It leaves marks on sockets that are spliced, and costs all others a little:
     /// it is only attached while any may be.
     Marking,
+    /// The same for splice(2), as far as this kernel lets it: see
+    /// [`splice_calls`].
+    WatchingCalls,
 }
 
 const fn row(name: &'static str, purpose: Purpose) -> ProgramRow {
@@ -53,9 +56,11 @@ const fn routing(name: &'static str) -> ProgramRow {
     row(name, Purpose::Routing)
 }
 
-pub(super) const PROGRAMS: [ProgramRow; 13] = [
+pub(super) const PROGRAMS: [ProgramRow; 15] = [
     row("redirect", Purpose::Splicing),
     row("setsockopt", Purpose::Marking),
+    row("tcp_splice_read", Purpose::WatchingCalls),
+    row("sys_enter", Purpose::WatchingCalls),
     row("sock_ops", Purpose::Splicing),
     row("watch_connects", Purpose::Health),
     routing("sock_release"),
@@ -73,7 +78,7 @@ pub(super) const PROGRAMS: [ProgramRow; 13] = [
 const MANAGE: &str = "manage";
 
 /// Name, key size and value size of each pinned map, bytes.
-const MAPS: [(&str, usize, usize); 28] = [
+const MAPS: &[(&str, usize, usize)] = &[
     (
         map::SERVICES,
         size_of::<ServiceKey>(),
@@ -117,6 +122,7 @@ const MAPS: [(&str, usize, usize); 28] = [
     (map::SPLICE_CONFIG, 4, size_of::<SpliceConfig>()),
     (map::SPLICE_SWITCH, 4, size_of::<u32>()),
     (map::SPLICE_EVENTS, 0, 0),
+    (map::SPLICERS, size_of::<u64>(), size_of::<u64>()),
     (map::SPLICE, size_of::<EndKey>(), 4),
 ];
 
@@ -237,6 +243,7 @@ impl<'a> Loader<'a> {
         loader
             .override_global("CAN_REFUSE", &can_refuse, true)
             .override_global("HOST_NETNS", &host_netns, true);
+        loader.override_global("SYS_SPLICE", &splice_calls::NUMBER, true);
         if let Ok(offsets) = &self.features.offsets {
             for (global, flag) in &offsets.flags {
                 loader.override_global(global, flag, true);
@@ -254,7 +261,7 @@ impl<'a> Loader<'a> {
     /// aya takes whatever is pinned under the name of a map. A value that is
     /// larger than ours would be copied beyond our buffer.
     fn check_layout(&self) -> Result<(), LoadError> {
-        for (name, key_size, value_size) in MAPS {
+        for (name, key_size, value_size) in MAPS.iter().copied() {
             let path = self.pins.map(name);
             let Ok(info) = MapInfo::from_pin(&path) else {
                 continue;
@@ -317,12 +324,22 @@ impl Loaded {
                 Purpose::Health => self.unwatched.is_none(),
                 Purpose::Splicing => can_splice,
                 Purpose::Marking => can_splice && (mode != SpliceMode::Off || pin.exists()),
+                Purpose::WatchingCalls => false,
             };
             if is_wanted {
                 self.attach_one(row.name, cgroup, &pin)?;
             }
         }
         Ok(())
+    }
+
+    /// Attaches what sees splice(2) and says what it is called.
+    ///
+    /// # Errors
+    ///
+    /// Why this kernel does not let it, in words.
+    pub fn watch_splice_calls(&mut self, pins: &Pins) -> Result<&'static str, String> {
+        splice_calls::watch(&mut self.ebpf, pins)
     }
 
     fn attach_one(
@@ -342,7 +359,7 @@ impl Loaded {
                 source,
             };
             let info = sys::link_info(link.as_fd()).map_err(failed)?;
-            if info.cgroup_id == cgroup.id() {
+            if info.cgroup_id == Some(cgroup.id()) {
                 let fd = program.fd().map_err(|source| refused(name, source))?;
                 return sys::update_link(link.as_fd(), fd.as_fd()).map_err(failed);
             }
@@ -390,7 +407,12 @@ pub fn stop_marking(pins: &Pins) -> io::Result<()> {
             _ => {}
         }
     }
-    Ok(())
+    ignore_splice_calls(pins)
+}
+
+/// Detaches what sees splice(2).
+pub fn ignore_splice_calls(pins: &Pins) -> io::Result<()> {
+    splice_calls::ignore(pins)
 }
 
 fn rows(wanted: impl Fn(Purpose) -> bool) -> impl Iterator<Item = &'static ProgramRow> {
@@ -474,7 +496,7 @@ fn attach_to_cgroup(
 }
 
 /// A link that ends with this process until it is pinned.
-enum NewLink {
+pub(super) enum NewLink {
     Aya(FdLink),
     Own(OwnedFd),
 }
@@ -490,7 +512,7 @@ impl NewLink {
 
 /// Pins under the final name by renaming, so that an older link, which this
 /// one replaces, is detached only when the new one is in place.
-fn pin_link(link: NewLink, name: &'static str, pin: &Path) -> Result<(), LoadError> {
+pub(super) fn pin_link(link: NewLink, name: &'static str, pin: &Path) -> Result<(), LoadError> {
     let failed = |source| LoadError::Link {
         action: "pin",
         program: name,

@@ -5,7 +5,7 @@ use super::btf::{Btf, BtfError};
 
 /// Global in the object, struct, field. Structs that begin with another one
 /// (`tcp_sock` with a `sock`) share its offsets.
-const FIELDS: [(&str, &str, &str); 22] = [
+const FIELDS: [(&str, &str, &str); 33] = [
     ("OFFSET_WRITE_SEQ", "tcp_sock", "write_seq"),
     ("OFFSET_COPIED_SEQ", "tcp_sock", "copied_seq"),
     ("OFFSET_RCV_NXT", "tcp_sock", "rcv_nxt"),
@@ -28,6 +28,17 @@ const FIELDS: [(&str, &str, &str); 22] = [
     ("OFFSET_PSOCK_INGRESS", "sk_psock", "ingress_msg"),
     ("OFFSET_PSOCK_REFCOUNT", "sk_psock", "refcnt"),
     ("OFFSET_ERROR", "sock", "sk_err"),
+    ("OFFSET_CGROUP", "sock", "sk_cgrp_data.cgroup"),
+    ("OFFSET_KERNFS_NODE", "cgroup", "kn"),
+    ("OFFSET_KERNFS_ID", "kernfs_node", "id"),
+    ("OFFSET_TASK_FILES", "task_struct", "files"),
+    ("OFFSET_FILE_TABLE", "files_struct", "fdt"),
+    ("OFFSET_FILE_ARRAY", "fdtable", "fd"),
+    ("OFFSET_FILE_PRIVATE", "file", "private_data"),
+    ("OFFSET_INODE_MODE", "inode", "i_mode"),
+    ("OFFSET_SOCKET_TYPE", "socket", "type"),
+    ("OFFSET_SOCKET_SOCK", "socket", "sk"),
+    ("OFFSET_FAMILY", "sock", "__sk_common.skc_family"),
 ];
 
 /// Global in the object, flag of a socket.
@@ -38,6 +49,13 @@ const FLAGS: [(&str, &str); 2] = [
 
 /// A field that a kernel may be built without (`CONFIG_MPTCP`).
 const OPTIONAL: (&str, &str, &str) = ("OFFSET_IS_MPTCP", "tcp_sock", "is_mptcp");
+/// Where a system call's first argument is in `struct pt_regs` when it begins: `di` of
+/// `arch/x86/include/asm/ptrace.h`, `regs[0]` of `arch/arm64/include/asm/ptrace.h`.
+const FIRST_ARGUMENT: u32 = if cfg!(target_arch = "x86_64") {
+    14 * 8
+} else {
+    0
+};
 /// What the programs take for a field that is not there.
 const ABSENT: u32 = u32::MAX;
 
@@ -57,6 +75,7 @@ impl Offsets {
         let mut fields: Vec<_> = FIELDS.into_iter().map(field).collect::<Result<_, _>>()?;
         let (global, structure, path) = OPTIONAL;
         fields.push((global, btf.offset(structure, path).unwrap_or(ABSENT)));
+        fields.push(("OFFSET_FIRST_ARGUMENT", FIRST_ARGUMENT));
         #[cfg(feature = "fault-injection")]
         if crate::fault::is(crate::fault::Fault::NoOrder) {
             // Type and protocol are side by side, and the same for both ends.

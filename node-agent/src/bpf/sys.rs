@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use aya::Pod;
-use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info};
+use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::GetStruct;
 
@@ -20,8 +20,9 @@ pub(super) struct LinkInfo {
     pub(super) link_id: u32,
     /// Id of the program inside.
     pub(super) program_id: u32,
-    /// Id of the cgroup, which is its inode number; 0 once the cgroup is gone.
-    pub(super) cgroup_id: u64,
+    /// Id of the cgroup, which is its inode number; 0 once the cgroup is gone, and
+    /// `None` for what is attached to something else.
+    pub(super) cgroup_id: Option<u64>,
 }
 
 /// Cookie of this thread's network namespace: the host's, where the agent is
@@ -130,9 +131,10 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     attr.info.info_len = size_of::<bpf_link_info>() as u32;
     attr.info.info = &raw mut info as u64;
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    // SAFETY: only cgroup links are asked about; for another type this is some
-    // other integer.
+    let is_of_cgroup = info.type_ == bpf_link_type::BPF_LINK_TYPE_CGROUP as u32;
+    // SAFETY: of another type this is some other integer, or a part of a pointer.
     let cgroup_id = unsafe { info.__bindgen_anon_1.cgroup.cgroup_id };
+    let cgroup_id = is_of_cgroup.then_some(cgroup_id);
     Ok(LinkInfo {
         link_id: info.id,
         program_id: info.prog_id,

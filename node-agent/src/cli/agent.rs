@@ -64,6 +64,11 @@ pub(super) struct AgentArgs {
     /// another one lives: they fail with ETIMEDOUT.
     #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON|OFF")]
     fail_fast: Switch,
+    /// Whether the readers of splice(2), which do not see spliced bytes, are looked
+    /// for, so that they are left alone. Where this kernel allows no program to trace
+    /// its functions, that costs each system call of the node some nanoseconds.
+    #[arg(long, value_enum, default_value_t = SpliceCalls::Watch, value_name = "WATCH|IGNORE")]
+    splice_calls: SpliceCalls,
     /// Leave every connect to kube-proxy once the agent has been silent for
     /// this long.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
@@ -85,6 +90,13 @@ pub(super) struct AgentArgs {
 enum Switch {
     On,
     Off,
+}
+
+/// What is done about splice(2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum SpliceCalls {
+    Watch,
+    Ignore,
 }
 
 /// Which connections are spliced.
@@ -137,6 +149,7 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
             first_timeout: Some(args.connect_timeout_initial),
             fail_fast: args.fail_fast == Switch::On,
         },
+        watch_splice_calls: args.splice_calls == SpliceCalls::Watch,
         cgroup: args.cgroup,
         pins: args.pins.pins(),
         metrics_address: args.metrics_addr,

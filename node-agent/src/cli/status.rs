@@ -13,8 +13,8 @@ use shunt_common::{
 use super::{Output, PinsArgs, print};
 use crate::agent::since_boot_ns;
 use crate::bpf::{
-    Attachment, Cgroup, Features, Fill, KernelMaps, ProgramState, Splicing, cgroup_path,
-    check_privileges, programs,
+    Attachment, Cgroup, Features, Fill, KernelMaps, Pins, ProgramState, Splicing, cgroup_path,
+    check_privileges, programs, watched_by,
 };
 use crate::cleanup;
 use crate::report::plain_table;
@@ -97,6 +97,8 @@ struct SplicingStatus {
     switched_off: bool,
     /// What the agent has found out about this kernel.
     self_test: &'static str,
+    /// The kernel's function or tracepoint by which splice(2) is seen, if it is.
+    splice_calls: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -137,7 +139,7 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
             left_alone: maps.left_alone()?.into_iter().map(client_status).collect(),
         },
         metrics: Some(node.metrics().to_owned()).filter(|text| !text.is_empty()),
-        splicing: splicing_status(Features::probe().splicing(), &maps)?,
+        splicing: splicing_status(Features::probe().splicing(), &maps, &pins)?,
         udp_cleanup: FeatureStatus::new(cleanup::probe().err().map(|it| it.to_string())),
         programs: programs(&pins).into_iter().map(program_status).collect(),
         maps: maps.fill()?.into_iter().map(map_status).collect(),
@@ -192,7 +194,7 @@ impl FeatureStatus {
     }
 }
 
-fn splicing_status(splicing: Splicing, maps: &KernelMaps) -> Result<SplicingStatus> {
+fn splicing_status(splicing: Splicing, maps: &KernelMaps, pins: &Pins) -> Result<SplicingStatus> {
     let config = maps.splice_config()?;
     let reason = match splicing {
         Splicing::Unavailable(reason) => Some(reason),
@@ -212,6 +214,7 @@ fn splicing_status(splicing: Splicing, maps: &KernelMaps) -> Result<SplicingStat
         },
         switched_off: maps.is_switched_off()?,
         self_test: SelfTest::from_u32(config.self_test).map_or("unknown", SelfTest::what),
+        splice_calls: watched_by(pins),
     })
 }
 
@@ -219,13 +222,22 @@ fn splicing_text(status: &SplicingStatus) -> String {
     match (&status.reason, status.switched_off, status.mode) {
         (Some(reason), _, _) => format!("off: {reason}"),
         (None, true, _) => "switched off (shunt splice off)".to_owned(),
-        (None, false, "opt-in") => {
-            "opt-in: for Services and pods with shunt.dev/splice: \"on\"".to_owned()
-        }
-        (None, false, "auto") => {
-            "auto: for all but Services and pods with shunt.dev/splice: \"off\"".to_owned()
-        }
+        (None, false, "opt-in") => format!(
+            "opt-in: for Services and pods with shunt.dev/splice: \"on\"{}",
+            splice_calls_text(status)
+        ),
+        (None, false, "auto") => format!(
+            "auto: for all but Services and pods with shunt.dev/splice: \"off\"{}",
+            splice_calls_text(status)
+        ),
         (None, false, _) => "off (--splice off)".to_owned(),
+    }
+}
+
+fn splice_calls_text(status: &SplicingStatus) -> String {
+    match status.splice_calls {
+        Some(by) => format!("; splice(2) is seen by {by}"),
+        None => "; splice(2) is NOT seen: its readers miss spliced bytes".to_owned(),
     }
 }
 
@@ -236,6 +248,14 @@ fn program_status(program: ProgramState) -> ProgramStatus {
             Some(format!("map {}", shunt_common::map::SPLICE)),
             Some(program_id),
             None,
+        ),
+        Some(Attachment::Kernel {
+            program_id,
+            link_id,
+        }) => (
+            Some(format!("kernel {}", program.name)),
+            Some(program_id),
+            Some(link_id),
         ),
         Some(Attachment::Cgroup {
             program_id,

@@ -274,7 +274,12 @@ impl Work {
             let reason = reason.unwrap_or(SpliceReason::Marked);
             match event.kind {
                 kind if kind == EventKind::Paired as u32 => self.found(event.pair, now),
-                kind if kind == EventKind::Splicer as u32 => {}
+                // Which pairs have an end there, the kernel says.
+                kind if kind == EventKind::Splicer as u32 => {
+                    if let Err(error) = self.adopt(now) {
+                        warn!(%error, "cannot read the pairs");
+                    }
+                }
                 _ => self.leave(event.pair, reason, now),
             }
         }

@@ -237,6 +237,9 @@ fn promoted(task: &Task) -> Step {
 }
 
 fn verified(looks: u32, before: [u32; 2], task: &Task) -> Step {
+    if task.verdict == SpliceReason::SpliceCall as u32 {
+        return soon(Phase::Freezing(SpliceReason::SpliceCall));
+    }
     if task.ends.iter().any(|end| end.has(EndState::LATCHED)) {
         return soon(Phase::Freezing(SpliceReason::NotEngaged));
     }
@@ -257,6 +260,9 @@ fn verified(looks: u32, before: [u32; 2], task: &Task) -> Step {
 }
 
 fn confirmed(task: &Task) -> Step {
+    if task.verdict == SpliceReason::SpliceCall as u32 {
+        return soon(Phase::Freezing(SpliceReason::SpliceCall));
+    }
     let is_settled = is_settled(task, Role::Client) && is_settled(task, Role::Server);
     if !is_settled || task.ends.iter().any(|end| end.has(EndState::LATCHED)) {
         return soon(Phase::Freezing(SpliceReason::NotEngaged));
