@@ -188,11 +188,13 @@ fn sockets_are_only_marked_while_any_may_be_spliced() {
     session.ask();
 }
 
+const WATCH: &[&str] = &["--splice-calls", "watch"];
+
 #[test]
 fn a_connection_that_was_read_by_splice_is_never_promoted() {
     let mut lab = Lab::new("early").unwrap();
     let spliced = Spliced::new(&mut lab);
-    let _agent = spliced.start(&[]);
+    let _agent = spliced.start(WATCH);
     let mut session = spliced.connect();
     assert_eq!(session.command("splice").as_deref(), Some("EAGAIN"));
     wait_until("it is looked at", || {
@@ -206,7 +208,7 @@ fn a_connection_that_was_read_by_splice_is_never_promoted() {
 fn a_splice_call_takes_what_its_container_has_back_to_tcp() {
     let mut lab = Lab::new("late").unwrap();
     let spliced = Spliced::new(&mut lab);
-    let _agent = spliced.start(&[]);
+    let _agent = spliced.start(WATCH);
     let mut session = spliced.connect();
     session.wait_until_spliced();
     assert_eq!(session.command("splice").as_deref(), Some("EAGAIN"));
@@ -224,21 +226,21 @@ fn a_splice_call_takes_what_its_container_has_back_to_tcp() {
 }
 
 #[test]
-fn splice_calls_are_watched_while_any_may_be_spliced_unless_told_otherwise() {
+fn splice_calls_are_watched_if_wanted_while_any_may_be_spliced() {
     let mut lab = Lab::new("watched").unwrap();
     let spliced = Spliced::new(&mut lab);
     let by = || json(&spliced.node, &["status"])["splicing"]["splice_calls"].clone();
     let agent = start(&spliced.node, &["--splice", "off"]);
     assert!(by().is_null());
     agent.stop().unwrap();
-    let agent = spliced.start(&[]);
+    let agent = spliced.start(WATCH);
     let name = by().as_str().unwrap().to_owned();
     assert_eq!(spliced.program(&name)["attached"], true);
     agent.stop().unwrap();
-    let agent = spliced.start(&["--splice-calls", "ignore"]);
+    let agent = spliced.start(&[]);
     assert!(by().is_null());
     agent.stop().unwrap();
-    spliced.start(&[]).stop().unwrap();
+    spliced.start(WATCH).stop().unwrap();
     assert_eq!(by(), *name, "it outlasts the agent");
     let _agent = start(&spliced.node, &["--splice", "off"]);
     wait_until("it is gone with the splice", || by().is_null());

@@ -1,9 +1,9 @@
 //! Spliced connections, with the real agent.
 #![expect(clippy::unwrap_used, reason = "a test fails this way")]
 
-use lab::fixture::{Service, json, start, wait_until};
+use lab::fixture::{Service, json, start, start_splicing, wait_until};
 use lab::report::{Listening, PingPongBench, StreamReport};
-use lab::{Agent, Lab, Node, Options, Place as _, Pod};
+use lab::{Lab, Node, Options, Place as _, Pod};
 
 const CART: &str = "10.96.0.10:80";
 const SPLICE: &[(&str, &str)] = &[("shunt.dev/splice", "on")];
@@ -11,17 +11,6 @@ const SPLICE: &[(&str, &str)] = &[("shunt.dev/splice", "on")];
 const AT_ONCE: &[&str] = &["--splice-after", "0ms"];
 /// Each way, so that 1 GB passes in all.
 const BYTES: &str = "500000000";
-
-/// What this kernel can do is tested by connections of the agent's own, which are
-/// counted too.
-fn start_splicing(node: &Node, args: &[&str]) -> Agent {
-    let agent = start(node, args);
-    wait_until("the self-test has passed", || {
-        let splicing = &json(node, &["status"])["splicing"];
-        splicing["available"] == true && splicing["self_test"] == "passed"
-    });
-    agent
-}
 
 fn count(node: &Node, counter: &str) -> u64 {
     json(node, &["status"])["counters"][counter]

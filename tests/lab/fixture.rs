@@ -127,6 +127,18 @@ pub fn start(node: &Node, args: &[&str]) -> Agent {
     agent
 }
 
+/// Starts the agent and waits until it splices: only connections that begin from
+/// then on. (What this kernel can do is tested by connections of the agent's own,
+/// which are shown and counted too.)
+pub fn start_splicing(node: &Node, args: &[&str]) -> Agent {
+    let agent = start(node, args);
+    wait_until("the self-test has passed", || {
+        let splicing = &json(node, &["status"])["splicing"];
+        splicing["available"] == true && splicing["self_test"] == "passed"
+    });
+    agent
+}
+
 /// The JSON of a CLI command.
 pub fn json(node: &Node, args: &[&str]) -> Value {
     let output = node.shunt(&[args, &["-o", "json"]].concat()).unwrap();

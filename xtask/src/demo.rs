@@ -157,21 +157,15 @@ impl Stage {
 
     fn show_splice(&self) -> Result<()> {
         title("The pair is spliced");
+        // Only connections that begin after the agent's self-test are.
+        self.wait_until(&["status", "-o", "json"], |text| {
+            serde_json::from_str(text)
+                .is_ok_and(|status: Value| status["splicing"]["self_test"] == "passed")
+        })?;
         let bench = self
             .client
             .start_lab_pod(&["bench-pingpong", CART, "--seconds", "1.5"])?;
-        let deadline = Instant::now() + PATIENCE;
-        let text = loop {
-            let text = self.shunt(&["sockets"])?;
-            if text.contains(" spliced ") {
-                break text;
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "the connection was not spliced:\n{text}"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let text = self.wait_until(&["sockets"], |text| text.contains(" spliced "))?;
         println!("{}", indent(&text));
         let report: PingPongBench = bench.finish()?;
         let status: Value = serde_json::from_str(&self.shunt(&["status", "-o", "json"])?)?;
@@ -256,6 +250,22 @@ impl Stage {
     fn show(&self, args: &[&str]) -> Result<()> {
         println!("$ shunt {}\n{}", args.join(" "), indent(&self.shunt(args)?));
         Ok(())
+    }
+
+    /// What a command prints, once that is as it should be.
+    fn wait_until(&self, args: &[&str], is_right: impl Fn(&str) -> bool) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let text = self.shunt(args)?;
+            if is_right(&text) {
+                return Ok(text);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "shunt {args:?} still prints:\n{text}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn shunt(&self, args: &[&str]) -> Result<String> {

@@ -67,8 +67,10 @@ pub(super) struct AgentArgs {
     /// Whether the readers of splice(2), which do not see spliced bytes, are looked
     /// for, so that they are left alone. Where this kernel allows no program to trace
     /// its functions, that costs each system call of the node some nanoseconds.
-    #[arg(long, value_enum, default_value_t = SpliceCalls::Watch, value_name = "WATCH|IGNORE")]
-    splice_calls: SpliceCalls,
+    /// Otherwise only with `--splice auto`: an annotation is somebody's promise that
+    /// nobody calls it.
+    #[arg(long, value_enum, value_name = "WATCH|IGNORE")]
+    splice_calls: Option<SpliceCalls>,
     /// Leave every connect to kube-proxy once the agent has been silent for
     /// this long.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
@@ -149,7 +151,10 @@ pub(super) fn agent(args: AgentArgs) -> Result<()> {
             first_timeout: Some(args.connect_timeout_initial),
             fail_fast: args.fail_fast == Switch::On,
         },
-        watch_splice_calls: args.splice_calls == SpliceCalls::Watch,
+        watch_splice_calls: match args.splice_calls {
+            Some(told) => told == SpliceCalls::Watch,
+            None => args.splice.mode() == SpliceMode::Auto,
+        },
         cgroup: args.cgroup,
         pins: args.pins.pins(),
         metrics_address: args.metrics_addr,
